@@ -1,0 +1,125 @@
+/* engine: one rank's view of the world. Tokens from requests.
+ *
+ * Two nouns. An *engine* owns one rank's share of one model, its KV pages and its active sequences. A *request* is a prompt
+ * of token ids with sampling rules; it belongs to the engine from engine_submit until a plan retires it.
+ *
+ * Every rank of a group is given the same requests in the same order. Rank 0 decides what a step does, all ranks do it and
+ * compare before anything of it counts (lockstep.h). Only rank 0 yields events. One thread calls an engine. */
+#ifndef TANDEM_ENGINE_H
+#define TANDEM_ENGINE_H
+
+#include "base.h"
+#include "comm.h"
+#include "kern.h"
+#include "lockstep.h"
+#include "model_file.h"
+#include "sampler.h"
+
+struct engine;
+
+enum fault_kind { FAULT_NONE, FAULT_EXIT, FAULT_KILL, FAULT_STOP, FAULT_HANG, FAULT_TOKEN, FAULT_STATE, FAULT_PLAN };
+/* --fault RANK:KIND@STEP, a test option: this rank does KIND once, in step STEP. */
+struct fault {
+    enum fault_kind kind;
+    int rank;
+    uint64_t step;
+};
+/* "1:token@12". RC_BAD_INPUT, EXIT_USAGE. */
+enum rc fault_parse(const char *text, struct fault *out, struct err *e);
+
+struct engine_options {
+    const char *model_path;
+    int rank, ranks;
+    int active;              /* sequences computed at once, 1..64 */
+    int context;             /* longest sequence, tokens; 0: the model's */
+    int64_t kv_tokens;       /* KV capacity in tokens over all sequences, 0: active * context */
+    int prefill_rows;        /* prompt rows of a step, a multiple of 64; 0: 512 */
+    bool trace;              /* keep hashes of hidden rows and logits per generated token */
+    struct fault fault;      /* FAULT_NONE: no */
+};
+
+struct engine_limits {
+    int context;             /* longest prompt + generated tokens of one request */
+    int vocab;
+    int64_t kv_tokens;       /* KV capacity over all sequences, a multiple of KV_PAGE_TOKENS */
+};
+/* What an engine opened with these options will hold, from the model's header alone. EXIT_CONFIG: out of range. */
+enum rc engine_limits_plan(const struct engine_options *o, const struct model_file *m, struct engine_limits *out,
+                           struct err *e);
+
+/* Bytes that one rank's slot of the shared segment must carry for these options (comm_bytes of lockstep.h). Reads the model's
+ * header only. */
+enum rc engine_comm_bytes(const struct engine_options *o, size_t *out, struct err *e);
+
+/* kern, comm and segment outlive the engine. Errors carry EXIT_UNAVAILABLE or EXIT_CONFIG. */
+enum rc engine_open(const struct engine_options *o, struct kern *kern, struct comm *comm, struct segment *segment,
+                    struct engine **out, struct err *e);
+void engine_close(struct engine *e);
+
+struct engine_sizes {
+    struct engine_limits limits;
+    size_t weight_bytes, kv_bytes; /* of this rank */
+    uint64_t partition_digest;
+};
+struct engine_sizes engine_sizes_of(const struct engine *e);
+
+struct engine_request {
+    uint64_t id;             /* unique among live requests; not 0 */
+    const int32_t *prompt;   /* copied; ids checked against the vocabulary */
+    size_t prompt_tokens;    /* >= 1 */
+    int max_tokens;          /* >= 1; prompt_tokens + max_tokens <= context */
+    struct sampling sampling;
+    const char *const *stop; /* copied; not empty strings */
+    int n_stop;              /* 0..16 */
+    bool ignore_end;         /* benchmarks: end tokens do not end it */
+};
+/* RC_BAD_INPUT when the request breaks a rule above. */
+enum rc engine_submit(struct engine *e, const struct engine_request *r, struct err *err);
+/* Rank 0 only: the next plan retires it and no event follows. Unknown ids are ignored. */
+void engine_cancel(struct engine *e, uint64_t id);
+
+/* True while a submitted request is not retired. The same on every rank between steps. */
+bool engine_busy(const struct engine *e);
+/* Runs one step. RC_RETRY (not on rank 0): no plan yet, or it names a request that has not been submitted here; look at the
+ * socket and call again. RC_FATAL: the rank must exit with err->exit_status. */
+enum rc engine_step(struct engine *e, struct err *err);
+
+enum engine_event_kind { ENGINE_EVENT_DONE, ENGINE_EVENT_FAILED };
+enum finish_reason { FINISH_STOP, FINISH_LENGTH };
+
+struct engine_timing {
+    int64_t queue_us;   /* submit to first prefill row */
+    int64_t prefill_us; /* first prefill row to the end of the step that computed the last prompt row */
+    int64_t ttft_us;    /* submit to first token */
+    int64_t decode_us;  /* first token to last */
+    int64_t steps;      /* steps this request had rows in */
+    int64_t preemptions;
+    int64_t max_in_step; /* most sequences that shared a step with it, itself included */
+};
+
+struct engine_event {
+    enum engine_event_kind kind;
+    uint64_t id;
+    enum finish_reason finish; /* DONE */
+    const char *text;          /* DONE: valid UTF-8, cut before the stop string; until the next call of engine_step */
+    size_t text_len;
+    const int32_t *tokens;     /* DONE: all sampled tokens, the end token included */
+    size_t n_tokens;
+    const uint64_t *trace;     /* DONE with trace: [n_tokens][2]: hash of the final hidden row, hash of the logits; or NULL */
+    size_t prompt_tokens;
+    struct engine_timing timing;
+    const char *code;          /* FAILED: "non_finite_logits" */
+    const char *message;
+};
+/* Rank 0. False: no more. Pointers live until the next engine_step or engine_close. */
+bool engine_next_event(struct engine *e, struct engine_event *out);
+
+/* Since the engine was opened; what progress is reported from. */
+struct engine_stats {
+    uint64_t steps, prefill_rows, decode_rows, preemptions;
+    uint64_t tokens; /* sampled */
+    int max_sequences_in_step;
+};
+struct engine_stats engine_stats_of(const struct engine *e);
+
+#endif

@@ -1,0 +1,33 @@
+/* model_config: the numbers of one model, read from its metadata and checked against each other and the tensors. */
+#ifndef TANDEM_MODEL_CONFIG_H
+#define TANDEM_MODEL_CONFIG_H
+
+#include "base.h"
+#include "model_file.h"
+
+enum model_arch { MODEL_ARCH_LLAMA };
+
+enum { MODEL_MAX_LAYERS = 512 };
+
+struct model_config {
+    enum model_arch arch;
+    int n_layers;
+    int hidden;         /* width of the residual stream */
+    int ffn;            /* width of the MLP */
+    int n_heads;        /* query heads */
+    int n_kv_heads;     /* divides n_heads */
+    int head_dim;
+    int rope_dim;       /* rotated dimensions of a head, even */
+    bool rope_adjacent; /* true: pairs (2i, 2i+1), GGUF llama order; false: (i, i + rope_dim / 2) */
+    double rope_theta;
+    float rms_eps;
+    int vocab;          /* rows of the embedding and of the head */
+    int context;        /* trained context, tokens */
+    bool tied;          /* the head is the embedding */
+};
+
+/* Reads and checks. Every limit (layers, heads, widths, products) is checked here so that later code need not. */
+enum rc model_config_read(const struct model_file *m, struct model_config *out, struct err *e);
+const char *model_arch_name(enum model_arch a);
+
+#endif

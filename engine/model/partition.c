@@ -1,0 +1,103 @@
+/* partition: cuts heads, FFN columns and vocabulary rows into one range a rank.
+ *
+ * Three cuts, in this order. KV heads are dealt as evenly as they go, the first ranks taking one more, and take their
+ * query heads along; a rank may get none. FFN columns come in steps, the smallest cut that a stored block allows; every
+ * rank gets one, and then each further step goes to the rank that holds least so far (the first of equals). Handing out
+ * equal pieces to the least loaded gives the smallest possible maximum, and a rank with fewer heads takes more FFN.
+ * Vocabulary rows come in blocks of 16, dealt evenly, the first ranks taking one more. Where a width is no multiple of
+ * its step the short last piece is the last rank's.
+ *
+ * The load is counted in parameters: the formats of one layer's matrices are near enough to each other, and every rank
+ * must come to the same cut from the configuration alone. */
+#include "partition.h"
+
+enum { VOCAB_BLOCK = 16 };
+
+/* Share of rank r when n pieces are dealt evenly, the first ranks taking one more. */
+static struct range deal(int n, int ranks, int r)
+{
+    int each = n / ranks, extra = n % ranks;
+    return (struct range){r * each + (r < extra ? r : extra), each + (r < extra)};
+}
+
+/* Pieces of `step` to the range that they cover of 0..total. */
+static struct range scale_range(struct range pieces, int step, int total)
+{
+    int64_t first = (int64_t)pieces.first * step, end = first + (int64_t)pieces.count * step;
+    if (end > total) end = total;
+    return (struct range){(int)first, (int)(end - first)};
+}
+
+static void divide_ffn(const struct model_config *c, int step, int n_steps, struct partition *p)
+{
+    int64_t q_per_kv = c->n_heads / c->n_kv_heads;
+    int64_t head_params = (2 * q_per_kv + 2) * c->head_dim * c->hidden; /* q, o, k, v of one KV head */
+    int64_t step_params = (int64_t)3 * c->hidden * step;                /* gate, up, down */
+    int64_t load[MAX_RANKS];
+    int steps[MAX_RANKS];
+    for (int r = 0; r < p->ranks; r++) {
+        load[r] = p->part[r].kv_heads.count * head_params + step_params;
+        steps[r] = 1;
+    }
+    for (int given = p->ranks; given < n_steps; given++) {
+        int least = 0;
+        for (int r = 1; r < p->ranks; r++)
+            if (load[r] < load[least]) least = r;
+        load[least] += step_params;
+        steps[least]++;
+    }
+    int first = 0;
+    for (int r = 0; r < p->ranks; r++) {
+        p->part[r].ffn = scale_range((struct range){first, steps[r]}, step, c->ffn);
+        first += steps[r];
+    }
+}
+
+enum rc partition_make(const struct model_config *c, int ranks, int ffn_step, struct partition *out, struct err *e)
+{
+    if (ranks < 1 || ranks > MAX_RANKS)
+        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "bad_ranks", "%d ranks: from 1 to %d are possible", ranks,
+                       MAX_RANKS);
+    if (ffn_step < 1)
+        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "bad_ffn_step", "the FFN cannot be cut at multiples of %d",
+                       ffn_step);
+    int ffn_steps = c->ffn / ffn_step + (c->ffn % ffn_step != 0);
+    int vocab_blocks = c->vocab / VOCAB_BLOCK + (c->vocab % VOCAB_BLOCK != 0);
+    if (ffn_steps < ranks)
+        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "too_many_ranks",
+                       "an FFN of %d columns, cut at multiples of %d, cannot be shared by %d ranks", c->ffn, ffn_step,
+                       ranks);
+    if (vocab_blocks < ranks)
+        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "too_many_ranks",
+                       "a vocabulary of %d rows, cut at multiples of %d, cannot be shared by %d ranks", c->vocab,
+                       VOCAB_BLOCK, ranks);
+    struct partition p = {.ranks = ranks};
+    for (int r = 0; r < ranks; r++) {
+        struct rank_part *part = &p.part[r];
+        part->kv_heads = deal(c->n_kv_heads, ranks, r);
+        part->q_heads = scale_range(part->kv_heads, c->n_heads / c->n_kv_heads, c->n_heads);
+        part->vocab = scale_range(deal(vocab_blocks, ranks, r), VOCAB_BLOCK, c->vocab);
+    }
+    divide_ffn(c, ffn_step, ffn_steps, &p);
+    *out = p;
+    return RC_OK;
+}
+
+/* One step of a 64-bit hash: multiply and fold, so that each input bit reaches all output bits within a few values. */
+static uint64_t mix(uint64_t hash, int value)
+{
+    hash = (hash ^ (uint32_t)value) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
+}
+
+uint64_t partition_digest(const struct partition *p)
+{
+    uint64_t hash = mix(0x7061727469746e31u, p->ranks);
+    for (int r = 0; r < p->ranks; r++) {
+        const struct rank_part *part = &p->part[r];
+        const struct range *ranges[] = {&part->q_heads, &part->kv_heads, &part->ffn, &part->vocab};
+        for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+            hash = mix(mix(hash, ranges[i]->first), ranges[i]->count);
+    }
+    return hash;
+}

@@ -1,0 +1,51 @@
+/* sequence: one request inside an engine, from submission to retirement. Engine-private.
+ *
+ * Every rank holds the same sequence with the same tokens; text, stop strings and timing are rank 0's. */
+#ifndef TANDEM_SEQUENCE_H
+#define TANDEM_SEQUENCE_H
+
+#include "engine.h"
+#include "step_plan.h"
+#include "tokenizer.h"
+
+struct sequence {
+    uint64_t id;
+    enum plan_state state;
+    bool retire;          /* rank 0: the next plan retires it */
+    bool failed;          /* its logits were not finite; takes no further rows */
+    int64_t admitted;     /* order of first admission; 0 while queued */
+    int32_t *tokens;      /* prompt, then sampled tokens; room for prompt_tokens + max_tokens */
+    int prompt_tokens, max_tokens;
+    int sampled;          /* tokens sampled so far */
+    int computed;         /* positions whose KV is stored */
+    uint64_t token_chain; /* chained hash of prompt and sampled tokens */
+    struct sampling sampling;
+    struct token_counts counts;
+    bool ignore_end;
+    int32_t *pages;       /* block table, room for the whole request */
+    int n_pages;
+    char *saved;          /* KV of a preempted sequence, n_pages pages */
+    uint64_t *trace;      /* [max_tokens][2] or NULL */
+    char **stop;
+    int n_stop;
+    size_t longest_stop;
+    struct buf bytes;     /* decoded so far */
+    struct buf text;      /* what is reported */
+    enum finish_reason finish;
+    struct engine_timing timing;
+    int64_t submitted_us, first_row_us, first_token_us;
+    struct sequence *next; /* in order of submission */
+};
+
+/* Copies the request. RC_FATAL: out of memory. Free with sequence_free. */
+enum rc sequence_open(const struct engine_request *r, bool trace, struct sequence **out, struct err *e);
+void sequence_free(struct sequence *s);
+
+/* Appends a sampled token to what every rank knows. */
+enum rc sequence_append(struct sequence *s, int32_t token, struct err *e);
+
+/* Rank 0, after sequence_append: decodes the token, looks for the end (end token, stop string, length). True when the
+ * sequence is finished: finish and text are set. Out of memory ends in e. */
+bool sequence_finish_check(struct sequence *s, const struct tokenizer *t, struct err *e);
+
+#endif

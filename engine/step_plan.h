@@ -1,0 +1,73 @@
+/* step_plan: what one step does. Pure: sequences, queue and budgets in, actions and segments out.
+ *
+ * Rank 0 builds a plan before each step and publishes its bytes; every rank carries out exactly those bytes. Nothing in
+ * here reads a clock or a queue's length, so the same input always gives the same plan. */
+#ifndef TANDEM_STEP_PLAN_H
+#define TANDEM_STEP_PLAN_H
+
+#include "base.h"
+
+enum { PLAN_MAX_SEGMENTS = 64, PLAN_MAX_ACTIONS = 256 };
+
+enum plan_action_kind {
+    PLAN_RETIRE = 1, /* the request is over: free what it holds */
+    PLAN_PREEMPT,    /* save its KV to host memory and free its pages */
+    PLAN_RESTORE,    /* take pages and put the saved KV back */
+    PLAN_ADMIT       /* from the queue into the active set */
+};
+
+enum plan_segment_kind { PLAN_DECODE = 1, PLAN_PREFILL };
+
+/* The structs below are published as bytes: fixed sizes, no padding. */
+struct plan_action {
+    uint64_t request;
+    uint64_t kind; /* enum plan_action_kind */
+};
+struct plan_segment {
+    uint64_t request;
+    int32_t position_first;
+    int32_t rows;
+    int32_t kind;  /* enum plan_segment_kind; decode segments come first */
+    int32_t picks; /* 1: a token is sampled after the last row */
+};
+struct step_plan {
+    uint64_t step;
+    uint32_t n_actions, n_segments;
+    uint64_t check; /* 0 */
+    struct plan_action actions[PLAN_MAX_ACTIONS];
+    struct plan_segment segments[PLAN_MAX_SEGMENTS];
+};
+
+enum plan_state { PLAN_QUEUED, PLAN_RUNNING, PLAN_PREEMPTED };
+
+/* One live request as the planner sees it. */
+struct plan_sequence {
+    uint64_t request;
+    enum plan_state state;
+    bool retire;
+    int64_t admitted; /* rises with each first admission; orders running and preempted sequences */
+    int prompt_tokens;
+    int computed;     /* positions whose KV is stored */
+    int pages;        /* held now; PREEMPTED: needed to restore */
+};
+
+struct plan_input {
+    uint64_t step;
+    const struct plan_sequence *sequences; /* in order of submission */
+    int n_sequences;
+    int active;       /* most running sequences, 1..PLAN_MAX_SEGMENTS */
+    int prefill_rows; /* prompt rows of a step, a multiple of 64 */
+    int pages_free;
+};
+
+/* Rules: retired requests go first. Running sequences are served in order of admission, so the oldest always proceeds; one
+ * that needs a page when none is free preempts the youngest. Prompt rows are cut at absolute multiples of 64. Preempted
+ * sequences come back, oldest first, before anything new is admitted. Returns false when the sequences leave nothing to do. */
+bool step_plan_build(const struct plan_input *in, struct step_plan *out);
+
+/* The plan's used bytes, packed for publishing; out holds at least sizeof(struct step_plan). */
+size_t step_plan_pack(const struct step_plan *p, void *out);
+/* Checks counts, kinds and sizes of what came over the segment. */
+enum rc step_plan_unpack(const void *bytes, size_t n_bytes, struct step_plan *out, struct err *e);
+
+#endif
