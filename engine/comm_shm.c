@@ -56,8 +56,8 @@ static enum rc fail(struct comm_shm *m, const struct err *mine, struct err *e)
 static enum rc fail_too_large(struct comm_shm *m, size_t floats, struct err *e)
 {
     struct err mine = {0};
-    err_set(&mine, RC_FATAL, EXIT_INTERNAL, "collective_too_large", "a collective of %zu floats, opened for %zu", floats,
-            m->max_floats);
+    err_set(&mine, RC_FATAL, EXIT_INTERNAL, "collective_too_large", "a collective of %zu floats, opened for %zu",
+            floats, m->max_floats);
     return fail(m, &mine, e);
 }
 
@@ -77,24 +77,31 @@ static enum rc part_publish(struct comm_shm *m, enum collective kind, const floa
 }
 
 /* Waits for the peer's part of the running collective. *part: its floats, or NULL for zeros. */
-static enum rc part_await(struct comm_shm *m, enum collective kind, int peer, size_t floats, const float **part, struct err *e)
+static enum rc part_await(struct comm_shm *m, enum collective kind, int peer, size_t floats, const float **part,
+                          struct err *e)
 {
-    struct lockstep_wait wait = {.self = m->comm.rank, .peer = peer, .channel = SEGMENT_COMM, .value = m->number,
-                                 .bound_us = m->bound_us, .patience_us = -1, .what = "collective"};
+    struct lockstep_wait wait = {.self = m->comm.rank,
+                                 .peer = peer,
+                                 .channel = SEGMENT_COMM,
+                                 .value = m->number,
+                                 .bound_us = m->bound_us,
+                                 .patience_us = -1,
+                                 .what = "collective"};
     struct err mine = {0};
     uint64_t seen;
     enum rc rc = lockstep_wait(m->segment, &wait, &seen, e);
     if (rc != RC_OK) return rc;
     if (seen > m->number + 1) {
-        err_set(&mine, RC_FATAL, EXIT_LOCKSTEP, "out_of_step", "rank %d is at collective %" PRIu64 ", rank %d at %" PRIu64, peer,
-                seen, m->comm.rank, m->number);
+        err_set(&mine, RC_FATAL, EXIT_LOCKSTEP, "out_of_step",
+                "rank %d is at collective %" PRIu64 ", rank %d at %" PRIu64, peer, seen, m->comm.rank, m->number);
         return fail(m, &mine, e);
     }
     const struct segment_slot *slot = segment_slot_of(m->segment, peer, (unsigned)(m->number & 1));
     if (slot->kind != kind || slot->floats != floats) {
         err_set(&mine, RC_FATAL, EXIT_LOCKSTEP, "collective_mismatch",
-                "collective %" PRIu64 ": rank %d has a %s of %" PRIu64 " floats where rank %d expects a %s of %zu", m->number, peer,
-                collective_name(slot->kind), slot->floats, m->comm.rank, collective_name(kind), floats);
+                "collective %" PRIu64 ": rank %d has a %s of %" PRIu64 " floats where rank %d expects a %s of %zu",
+                m->number, peer, collective_name(slot->kind), slot->floats, m->comm.rank, collective_name(kind),
+                floats);
         return fail(m, &mine, e);
     }
     *part = slot->zeros ? NULL : slot->payload;
@@ -151,7 +158,8 @@ static enum rc shm_all_reduce_add(struct comm *c, const float *partial, float *r
 static enum rc fail_bad_ranges(struct comm_shm *m, struct err *e)
 {
     struct err mine = {0};
-    err_set(&mine, RC_FATAL, EXIT_INTERNAL, "bad_gather", "a gather has columns outside of its rows, or none where some are due");
+    err_set(&mine, RC_FATAL, EXIT_INTERNAL, "bad_gather",
+            "a gather has columns outside of its rows, or none where some are due");
     return fail(m, &mine, e);
 }
 
@@ -172,7 +180,8 @@ static enum rc shm_all_gather_columns(struct comm *c, const float *mine, int row
     if (rows < 0) return fail_bad_ranges(m, e);
     for (int r = 0; r < c->ranks; r++) {
         struct range g = range_of_rank[r];
-        if (g.first < 0 || g.count < 0 || g.first > row_width || g.count > row_width - g.first) return fail_bad_ranges(m, e);
+        if (g.first < 0 || g.count < 0 || g.first > row_width || g.count > row_width - g.first)
+            return fail_bad_ranges(m, e);
         floats[r] = (size_t)rows * (size_t)g.count;
     }
     if (!mine && floats[c->rank]) return fail_bad_ranges(m, e);
@@ -219,8 +228,14 @@ enum rc comm_shm_open(struct segment *s, int rank, struct comm **out, struct err
     struct comm_shm *m = calloc(1, sizeof *m);
     if (!m) return err_no_memory(e);
     *m = (struct comm_shm){
-        .comm = {.rank = rank, .ranks = (int)s->ranks, .ctx = m, .all_reduce_add = shm_all_reduce_add,
-                 .all_gather_columns = shm_all_gather_columns, .barrier = shm_barrier, .abort = shm_abort, .close = shm_close},
+        .comm = {.rank = rank,
+                 .ranks = (int)s->ranks,
+                 .ctx = m,
+                 .all_reduce_add = shm_all_reduce_add,
+                 .all_gather_columns = shm_all_gather_columns,
+                 .barrier = shm_barrier,
+                 .abort = shm_abort,
+                 .close = shm_close},
         .segment = s,
         .number = lockstep_published(s, rank, SEGMENT_COMM), /* a comm opened again goes on counting */
         .max_floats = s->comm_bytes / sizeof(float),

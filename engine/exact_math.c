@@ -31,11 +31,13 @@ static uint64_t to_bits(double v)
 /* Adding this to |v| < 2^51 rounds v to an integer, which then stands in the low bits. */
 static const double rounder = 0x1.8p52;
 static const double one_over_ln2 = 0x1.71547652b82fep+0;
-static const double ln2_high = 0x1.62e42fefa3800p-1, ln2_low = 0x1.ef35793c76730p-45; /* k * ln2_high is exact for 11 bits */
+static const double ln2_high = 0x1.62e42fefa3800p-1,
+                    ln2_low = 0x1.ef35793c76730p-45; /* k * ln2_high is exact for 11 bits */
 
 /* 1/n! for n = 12, 10, ... 0 and n = 13, 11, ... 1. */
 static const double exp_even[] = {1.0 / 479001600.0, 1.0 / 3628800.0, 1.0 / 40320.0, 1.0 / 720.0, 1.0 / 24.0, 0.5, 1.0};
-static const double exp_odd[] = {1.0 / 6227020800.0, 1.0 / 39916800.0, 1.0 / 362880.0, 1.0 / 5040.0, 1.0 / 120.0, 1.0 / 6.0, 1.0};
+static const double exp_odd[] = {
+    1.0 / 6227020800.0, 1.0 / 39916800.0, 1.0 / 362880.0, 1.0 / 5040.0, 1.0 / 120.0, 1.0 / 6.0, 1.0};
 enum { EXP_TERMS = sizeof exp_even / sizeof exp_even[0] };
 
 double exact_exp(double x)
@@ -86,9 +88,12 @@ void exact_exp_each(double *x, size_t n)
 {
     size_t whole = n / 8 * 8;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f")) exp_blocks_avx512(x, whole);
-    else if (__builtin_cpu_supports("avx2")) exp_blocks_avx2(x, whole);
-    else exp_blocks_any(x, whole);
+    if (__builtin_cpu_supports("avx512f"))
+        exp_blocks_avx512(x, whole);
+    else if (__builtin_cpu_supports("avx2"))
+        exp_blocks_avx2(x, whole);
+    else
+        exp_blocks_any(x, whole);
 #else
     exp_blocks_any(x, whole);
 #endif
@@ -145,7 +150,8 @@ static double cos_series(double r)
 void exact_sincos(double x, double *sin, double *cos)
 {
     const double two_over_pi = 0x1.45f306dc9c883p-1;
-    const double part_1 = 0x1.921fb54p+0, part_2 = 0x1.10b461p-30, part_3 = 0x1.a626331p-58, rest = 0x1.1701b839a2520p-88;
+    const double part_1 = 0x1.921fb54p+0, part_2 = 0x1.10b461p-30, part_3 = 0x1.a626331p-58,
+                 rest = 0x1.1701b839a2520p-88;
     int64_t quarter_turns = (int64_t)(x * two_over_pi + 0.5);
     double k = (double)quarter_turns, high, low, error;
     two_sum(x - k * part_1, -(k * part_2), &high, &low);

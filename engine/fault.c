@@ -4,7 +4,7 @@
 #include <string.h>
 
 static const char *const fault_names[] = {
-    [FAULT_EXIT] = "exit", [FAULT_KILL] = "kill",   [FAULT_STOP] = "stop", [FAULT_HANG] = "hang",
+    [FAULT_EXIT] = "exit",   [FAULT_KILL] = "kill",   [FAULT_STOP] = "stop", [FAULT_HANG] = "hang",
     [FAULT_TOKEN] = "token", [FAULT_STATE] = "state", [FAULT_PLAN] = "plan",
 };
 
@@ -39,9 +39,11 @@ enum rc fault_parse(const char *text, struct fault *out, struct err *e)
     bool ok = at && text[0] >= '0' && text[0] < '0' + MAX_RANKS && text[1] == ':' &&
               kind_parse(text + 2, (size_t)(at - text) - 2, &f.kind) && step_parse(at + 1, &f.step);
     if (!ok) {
-        return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_fault",
-                       "a fault is RANK:KIND@STEP with rank 0 to %d, kind exit, kill, stop, hang, token, state or plan, and "
-                       "step 1 or later", MAX_RANKS - 1);
+        return err_set(
+            e, RC_BAD_INPUT, EXIT_USAGE, "bad_fault",
+            "a fault is RANK:KIND@STEP with rank 0 to %d, kind exit, kill, stop, hang, token, state or plan, and "
+            "step 1 or later",
+            MAX_RANKS - 1);
     }
     f.rank = text[0] - '0';
     *out = f;

@@ -82,15 +82,24 @@ struct segment *segment_attach(void *memory, size_t n_bytes, int ranks, struct e
 {
     const char *why = NULL;
     struct segment *s = memory;
-    if (!memory || (uintptr_t)memory % alignof(struct segment)) why = "not aligned to 64 bytes";
-    else if (n_bytes < sizeof *s) why = "too small for its header";
-    else if (s->magic != segment_magic) why = "not a segment";
-    else if (s->version != SEGMENT_VERSION) why = "of another version";
-    else if (ranks < 1 || ranks > MAX_RANKS || s->ranks != (uint32_t)ranks) why = "made for another number of ranks";
-    else if (s->total_bytes != n_bytes) why = "of another size than what is mapped";
-    else if (segment_bytes(ranks, s->comm_bytes) != n_bytes) why = "at odds with its own slot size";
-    else if (s->spin_pauses > SPIN_PAUSES_MOST) why = "damaged (spin count)";
-    else if (lockstep_bounds_check(&s->bounds, NULL) != RC_OK) why = "damaged (bounds)";
+    if (!memory || (uintptr_t)memory % alignof(struct segment))
+        why = "not aligned to 64 bytes";
+    else if (n_bytes < sizeof *s)
+        why = "too small for its header";
+    else if (s->magic != segment_magic)
+        why = "not a segment";
+    else if (s->version != SEGMENT_VERSION)
+        why = "of another version";
+    else if (ranks < 1 || ranks > MAX_RANKS || s->ranks != (uint32_t)ranks)
+        why = "made for another number of ranks";
+    else if (s->total_bytes != n_bytes)
+        why = "of another size than what is mapped";
+    else if (segment_bytes(ranks, s->comm_bytes) != n_bytes)
+        why = "at odds with its own slot size";
+    else if (s->spin_pauses > SPIN_PAUSES_MOST)
+        why = "damaged (spin count)";
+    else if (lockstep_bounds_check(&s->bounds, NULL) != RC_OK)
+        why = "damaged (bounds)";
     if (!why) return s;
     err_set(e, RC_FATAL, EXIT_INTERNAL, "bad_segment", "the shared segment of %zu bytes is %s", n_bytes, why);
     return NULL;
@@ -143,26 +152,33 @@ void lockstep_publish_plan(struct segment *s, uint64_t step, const void *plan, s
 }
 
 /* A peer that is not where the protocol says: a program error or damaged memory, for the whole group. */
-static enum rc fail_out_of_step(struct segment *s, int rank, const char *what, uint64_t step, uint64_t seen, struct err *e)
+static enum rc fail_out_of_step(struct segment *s, int rank, const char *what, uint64_t step, uint64_t seen,
+                                struct err *e)
 {
     struct err mine = {0};
-    err_set(&mine, RC_FATAL, EXIT_LOCKSTEP, "out_of_step", "%s of step %" PRIu64 " awaited, %" PRIu64 " found", what, step, seen);
+    err_set(&mine, RC_FATAL, EXIT_LOCKSTEP, "out_of_step", "%s of step %" PRIu64 " awaited, %" PRIu64 " found", what,
+            step, seen);
     segment_poison(s, rank, mine.text);
     if (e && e->rc == RC_OK) *e = mine;
     return RC_FATAL;
 }
 
-enum rc lockstep_read_plan(struct segment *s, int rank, uint64_t step, int64_t patience_us, void *out, size_t *out_bytes,
-                           struct err *e)
+enum rc lockstep_read_plan(struct segment *s, int rank, uint64_t step, int64_t patience_us, void *out,
+                           size_t *out_bytes, struct err *e)
 {
     struct segment_rank *me = &s->rank[rank];
     if (me->plan_step != step) {
         me->plan_step = step;
         me->plan_stall = (struct segment_stall){0};
     }
-    struct lockstep_wait wait = {.self = rank, .peer = 0, .channel = SEGMENT_PLAN, .value = step,
-                                 .bound_us = s->bounds.lockstep_us, .patience_us = patience_us < 0 ? 0 : patience_us,
-                                 .what = "plan", .stall = &me->plan_stall};
+    struct lockstep_wait wait = {.self = rank,
+                                 .peer = 0,
+                                 .channel = SEGMENT_PLAN,
+                                 .value = step,
+                                 .bound_us = s->bounds.lockstep_us,
+                                 .patience_us = patience_us < 0 ? 0 : patience_us,
+                                 .what = "plan",
+                                 .stall = &me->plan_stall};
     uint64_t seen;
     enum rc rc = lockstep_wait(s, &wait, &seen, e);
     if (rc != RC_OK) return rc;
@@ -202,11 +218,14 @@ static uint64_t record_value(const struct lockstep_record *r, const struct recor
 static void record_print(char *out, size_t out_bytes, const struct lockstep_record *r, const struct record_field *f)
 {
     uint64_t v = record_value(r, f);
-    if (f->hash) snprintf(out, out_bytes, "%016" PRIx64, v);
-    else snprintf(out, out_bytes, "%" PRIu64, v);
+    if (f->hash)
+        snprintf(out, out_bytes, "%016" PRIx64, v);
+    else
+        snprintf(out, out_bytes, "%" PRIu64, v);
 }
 
-static enum rc fail_lockstep(struct segment *s, const struct lockstep_record *of_rank[], int rank, int peer, struct err *e)
+static enum rc fail_lockstep(struct segment *s, const struct lockstep_record *of_rank[], int rank, int peer,
+                             struct err *e)
 {
     int low = rank < peer ? rank : peer, high = rank < peer ? peer : rank;
     const struct record_field *f = record_fields;
@@ -215,8 +234,9 @@ static enum rc fail_lockstep(struct segment *s, const struct lockstep_record *of
     while (record_value(of_rank[low], f) == record_value(of_rank[high], f)) f++;
     record_print(low_value, sizeof low_value, of_rank[low], f);
     record_print(high_value, sizeof high_value, of_rank[high], f);
-    err_set(&mine, RC_FATAL, EXIT_LOCKSTEP, "lockstep_failure", "LOCKSTEP FAILURE step=%" PRIu64 " field=%s rank%d=%s rank%d=%s",
-            of_rank[rank]->step, f->name, low, low_value, high, high_value);
+    err_set(&mine, RC_FATAL, EXIT_LOCKSTEP, "lockstep_failure",
+            "LOCKSTEP FAILURE step=%" PRIu64 " field=%s rank%d=%s rank%d=%s", of_rank[rank]->step, f->name, low,
+            low_value, high, high_value);
     log_line(LOG_ERROR, "%s", mine.text);
     segment_poison(s, rank, mine.text);
     if (e && e->rc == RC_OK) *e = mine;
@@ -232,8 +252,13 @@ enum rc lockstep_compare(struct segment *s, int rank, const struct lockstep_reco
     lockstep_publish(s, rank, SEGMENT_RECORD, step);
     for (int peer = 0; peer < (int)s->ranks; peer++) {
         if (peer == rank) continue;
-        struct lockstep_wait wait = {.self = rank, .peer = peer, .channel = SEGMENT_RECORD, .value = step,
-                                     .bound_us = s->bounds.lockstep_us, .patience_us = -1, .what = "record"};
+        struct lockstep_wait wait = {.self = rank,
+                                     .peer = peer,
+                                     .channel = SEGMENT_RECORD,
+                                     .value = step,
+                                     .bound_us = s->bounds.lockstep_us,
+                                     .patience_us = -1,
+                                     .what = "record"};
         uint64_t seen;
         enum rc rc = lockstep_wait(s, &wait, &seen, e);
         if (rc != RC_OK) return rc;

@@ -74,7 +74,7 @@ struct segment {
     uint64_t total_bytes;
     uint64_t comm_bytes; /* payload of one slot */
     struct lockstep_bounds bounds;
-    uint32_t spin_pauses; /* of a wait before it sleeps */
+    uint32_t spin_pauses;                                /* of a wait before it sleeps */
     alignas(SEGMENT_LINE_BYTES) _Atomic uint32_t poison; /* 0, or 1 + index into reason */
     struct segment_reason reason[MAX_RANKS + 1];         /* the last one is the runner's */
     struct segment_rank rank[MAX_RANKS];

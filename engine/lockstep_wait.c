@@ -82,7 +82,8 @@ static int chain_end(const struct segment *s, const struct lockstep_wait *w, boo
 }
 
 /* One look at whom the wait depends on; true when its heartbeat has stood still for the bound. */
-static bool stall_look(const struct segment *s, const struct lockstep_wait *w, struct segment_stall *stall, bool *circle)
+static bool stall_look(const struct segment *s, const struct lockstep_wait *w, struct segment_stall *stall,
+                       bool *circle)
 {
     int64_t now = clock_now_us();
     int rank = chain_end(s, w, circle);
@@ -108,14 +109,15 @@ enum rc lockstep_check(const struct segment *s, struct err *e)
     return err_set(e, RC_FATAL, EXIT_UNAVAILABLE, "group_poisoned", "rank %d stopped the group: %s", author, reason);
 }
 
-static enum rc fail_stalled(struct segment *s, const struct lockstep_wait *w, const struct segment_stall *stall, bool circle,
-                            struct err *e)
+static enum rc fail_stalled(struct segment *s, const struct lockstep_wait *w, const struct segment_stall *stall,
+                            bool circle, struct err *e)
 {
     struct err mine = {0};
     double seconds = (double)stall->still_us / 1e6;
     if (circle) {
         err_set(&mine, RC_FATAL, EXIT_UNAVAILABLE, "peer_stalled",
-                "rank %d and rank %d wait for each other: no heartbeat for %.1f s (%s)", w->self, w->peer, seconds, w->what);
+                "rank %d and rank %d wait for each other: no heartbeat for %.1f s (%s)", w->self, w->peer, seconds,
+                w->what);
     } else {
         err_set(&mine, RC_FATAL, EXIT_UNAVAILABLE, "peer_stalled", "rank %d stalled: no heartbeat for %.1f s (%s)",
                 stall->rank, seconds, w->what);

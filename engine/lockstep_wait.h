@@ -7,11 +7,11 @@
 struct lockstep_wait {
     int self, peer;
     enum segment_channel channel;
-    uint64_t value;               /* until the peer's counter is at least this */
-    int64_t bound_us;             /* a heartbeat may stand still so long */
-    int64_t patience_us;          /* < 0: no limit; otherwise RC_RETRY after so long */
-    const char *what;             /* "collective", for the message */
-    struct segment_stall *stall;  /* NULL, or the observation to go on with */
+    uint64_t value;              /* until the peer's counter is at least this */
+    int64_t bound_us;            /* a heartbeat may stand still so long */
+    int64_t patience_us;         /* < 0: no limit; otherwise RC_RETRY after so long */
+    const char *what;            /* "collective", for the message */
+    struct segment_stall *stall; /* NULL, or the observation to go on with */
 };
 
 /* Raises a counter of `self` and wakes who sleeps for it. Everything written before is visible to whoever sees the value. */

@@ -152,7 +152,8 @@ static int32_t find_largest(const float *logits, int n)
         float largest = block_largest(logits + at, whole, &odd);
         if (whole < here) {
             float rest[LANES];
-            for (int lane = 0; lane < LANES; lane++) rest[lane] = whole + lane < here ? logits[at + whole + lane] : -FLT_MAX;
+            for (int lane = 0; lane < LANES; lane++)
+                rest[lane] = whole + lane < here ? logits[at + whole + lane] : -FLT_MAX;
             float last = block_largest(rest, LANES, &odd);
             if (last > largest) largest = last;
         }
@@ -305,7 +306,8 @@ static int32_t draw_top_p(const struct draw *d, const float *logits, int n, doub
     struct candidate *c = d->candidates;
     size_t held = 0, kept = 0;
     for (int32_t id = 0; id < n; id++)
-        if (d->weights[id] >= light && d->weights[id] > 0.0) c[held++] = (struct candidate){d->weights[id], logits[id], id};
+        if (d->weights[id] >= light && d->weights[id] > 0.0)
+            c[held++] = (struct candidate){d->weights[id], logits[id], id};
     heap_make(c, held, false);
     while (kept < held && (sum < wanted || kept == 0)) { /* those kept gather at the end, first of them last */
         size_t heap_n = held - ++kept;
@@ -337,7 +339,8 @@ static int32_t draw_top_k(const struct draw *d, const struct sampling *p, const 
 
 static double uniform(uint64_t seed, int64_t position)
 {
-    uint64_t h = mix(mix(seed + UINT64_C(0x9e3779b97f4a7c15)) + ((uint64_t)position + 1) * UINT64_C(0xd1342543de82ef95));
+    uint64_t h =
+        mix(mix(seed + UINT64_C(0x9e3779b97f4a7c15)) + ((uint64_t)position + 1) * UINT64_C(0xd1342543de82ef95));
     return (double)(mix(h) >> 11) * 0x1p-53;
 }
 
@@ -359,7 +362,8 @@ enum rc sampler_pick(const struct sampling *p, const struct token_counts *counts
         id = find_largest(logits, vocab_used);
     }
     if (id < 0) {
-        return err_set(e, RC_FAILED, 0, "non_finite_logits", "a logit for position %lld is not finite", (long long)position);
+        return err_set(e, RC_FAILED, 0, "non_finite_logits", "a logit for position %lld is not finite",
+                       (long long)position);
     }
     if (p->temperature > 0.0f) {
         struct draw d = draw_carve(scratch, vocab_used, uniform(p->seed, position));

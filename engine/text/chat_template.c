@@ -88,8 +88,8 @@ static enum rc check_messages(const struct chat_message *messages, size_t n, str
         const char *role = messages[i].role;
         bool system = strcmp(role, "system") == 0;
         if (system && i > 0)
-            return err_set(e, RC_BAD_INPUT, 0, "invalid_messages", "message %zu: a system message can only be the first",
-                           i);
+            return err_set(e, RC_BAD_INPUT, 0, "invalid_messages",
+                           "message %zu: a system message can only be the first", i);
         if (!system && strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0)
             return err_set(e, RC_BAD_INPUT, 0, "invalid_messages",
                            "message %zu: its role is none of system, user, assistant", i);
@@ -99,10 +99,10 @@ static enum rc check_messages(const struct chat_message *messages, size_t n, str
 
 /* Where the turns go: to text, or to tokens through a stretch. */
 struct sink {
-    struct buf *text;         /* rendering; NULL: encoding */
+    struct buf *text; /* rendering; NULL: encoding */
     struct tokenizer *t;
     struct token_list *tokens;
-    struct buf stretch;       /* characters since the last control token */
+    struct buf stretch; /* characters since the last control token */
     struct err *e;
 };
 

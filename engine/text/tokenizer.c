@@ -39,26 +39,26 @@ enum {
 enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE_BYTE };
 
 struct tokenizer {
-    struct buf texts;   /* all token texts, one after the other */
-    uint32_t *start;    /* n + 1: where each begins */
-    uint8_t *types;     /* n */
+    struct buf texts; /* all token texts, one after the other */
+    uint32_t *start;  /* n + 1: where each begins */
+    uint8_t *types;   /* n */
     int32_t n;
-    int32_t *slots;     /* text -> id, -1 empty; linear probing */
+    int32_t *slots; /* text -> id, -1 empty; linear probing */
     size_t mask;
     int32_t byte_ids[256];          /* -1: no token */
     int16_t bytes_of[MAX_ALPHABET]; /* code point -> byte, -1: not in the alphabet */
     int32_t *specials;              /* ids matched in raw text, in the order of their texts' bytes */
     size_t n_specials;
-    size_t special_from[257];       /* specials by first byte */
+    size_t special_from[257]; /* specials by first byte */
     struct bpe *bpe;
     struct splitter *splitter;
     enum pre_kind pre;
     bool normalize;
-    int32_t bos, eos;               /* -1: none */
+    int32_t bos, eos; /* -1: none */
     int32_t ends[MAX_ENDS];
     size_t n_ends;
     uint64_t digest;
-    struct token_list piece_ids;    /* scratch of encoding */
+    struct token_list piece_ids; /* scratch of encoding */
     struct buf valid, normal;
 };
 
@@ -223,8 +223,7 @@ static enum rc load_merge(struct tokenizer *t, const struct model_file *m, size_
         return refuse(e, "tokenizer_merges", "a merge names a token that is not in the vocabulary", index);
     if (is_control(t, left) || is_control(t, right) || is_control(t, result))
         return refuse(e, "tokenizer_merges", "a merge touches a control token", index);
-    if (!bpe_add(t->bpe, left, right, result))
-        return refuse(e, "tokenizer_merges", "a merge is there twice", index);
+    if (!bpe_add(t->bpe, left, right, result)) return refuse(e, "tokenizer_merges", "a merge is there twice", index);
     return RC_OK;
 }
 
@@ -451,8 +450,10 @@ static enum rc encode_plain(struct tokenizer *t, const char *text, size_t len, s
         enum rc rc = splitter_next(t->splitter, &piece, &n, e);
         if (rc != RC_OK || n == 0) return rc;
         int32_t whole = t->pre == PRE_LLAMA_BPE ? whole_piece(t, piece, n) : -1;
-        if (whole >= 0) rc = token_list_push(out, whole) ? RC_OK : err_no_memory(e);
-        else rc = encode_piece(t, piece, n, out, e);
+        if (whole >= 0)
+            rc = token_list_push(out, whole) ? RC_OK : err_no_memory(e);
+        else
+            rc = encode_piece(t, piece, n, out, e);
         if (rc != RC_OK) return rc;
     }
 }
@@ -463,8 +464,10 @@ static size_t lower_bound(const struct tokenizer *t, size_t from, size_t to, siz
     while (from < to) {
         size_t middle = from + (to - from) / 2, len;
         const char *text = text_of(t, t->specials[middle], &len);
-        if (len <= depth || (unsigned char)text[depth] < low) from = middle + 1;
-        else to = middle;
+        if (len <= depth || (unsigned char)text[depth] < low)
+            from = middle + 1;
+        else
+            to = middle;
     }
     return from;
 }
@@ -548,7 +551,8 @@ enum rc tokenizer_encode(struct tokenizer *t, const char *text, size_t len, bool
     }
     if (len > INT32_MAX / 4) /* positions inside a piece are 32-bit; normalization may lengthen a text up to 3 times */
         rc = err_set(e, RC_BAD_INPUT, 0, "text_too_long", "a text of %zu bytes cannot be tokenized at once", len);
-    else rc = encode_valid(t, text, len, parse_special, out, e);
+    else
+        rc = encode_valid(t, text, len, parse_special, out, e);
     if (rc != RC_OK) out->len = before;
     trim(t);
     return rc;

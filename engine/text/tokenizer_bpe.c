@@ -142,10 +142,7 @@ static bool rank_pair(struct bpe *b, int32_t i)
     return true;
 }
 
-static uint64_t heap_key(const struct bpe *b, int32_t i)
-{
-    return (uint64_t)b->nodes[i].rank << 32 | (uint32_t)i;
-}
+static uint64_t heap_key(const struct bpe *b, int32_t i) { return (uint64_t)b->nodes[i].rank << 32 | (uint32_t)i; }
 
 static void link_all(struct bpe *b, const int32_t *ids, size_t n)
 {

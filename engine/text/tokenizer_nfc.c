@@ -42,8 +42,8 @@ static bool decompose(struct codes *c, const char *text, size_t len)
     for (size_t at = 0; at < len;) {
         struct utf8_step s = utf8_next(text + at, len - at);
         if (!codes_reserve(c, MAX_DECOMPOSED)) return false;
-        utf8proc_ssize_t n = utf8proc_decompose_char((utf8proc_int32_t)s.code, c->at + c->len, MAX_DECOMPOSED,
-                                                     UTF8PROC_DECOMPOSE, NULL);
+        utf8proc_ssize_t n =
+            utf8proc_decompose_char((utf8proc_int32_t)s.code, c->at + c->len, MAX_DECOMPOSED, UTF8PROC_DECOMPOSE, NULL);
         if (n < 0 || n > MAX_DECOMPOSED) return false;
         c->len += (size_t)n;
         at += s.n_bytes;
@@ -94,8 +94,7 @@ static bool normalize(struct buf *out, struct codes *c, const char *text, size_t
 {
     c->len = 0;
     if (!decompose(c, text, len) || !order_marks(c)) return false;
-    utf8proc_ssize_t n = utf8proc_normalize_utf32(c->at, (utf8proc_ssize_t)c->len,
-                                                  UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+    utf8proc_ssize_t n = utf8proc_normalize_utf32(c->at, (utf8proc_ssize_t)c->len, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
     if (n < 0) return false;
     c->len = (size_t)n;
     return append_codes(out, c);

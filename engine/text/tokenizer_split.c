@@ -25,13 +25,13 @@
 #define GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" WORDS "]+" SPACE_TAIL
 /* Qwen2 and Llama 3 differ in how many digits make a piece. */
 #define LLAMA_PATTERN(digits)                                                                                          \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?[^" WORDS "]+[\\r\\n]*|[" SPACE         \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?[^" WORDS "]+[\\r\\n]*|[" SPACE           \
     "]*[\\r\\n]+" SPACE_TAIL
 
 enum {
-    STEPS_BASE = 1000000,  /* matching steps allowed for a piece, and … */
-    STEPS_PER_BYTE = 16,   /* … for every byte still to be split */
-    MATCH_DEPTH = 1000,    /* nested backtracking points; the patterns need fewer than ten */
+    STEPS_BASE = 1000000, /* matching steps allowed for a piece, and … */
+    STEPS_PER_BYTE = 16,  /* … for every byte still to be split */
+    MATCH_DEPTH = 1000,   /* nested backtracking points; the patterns need fewer than ten */
     MATCH_HEAP_KIB = 16384
 };
 
@@ -78,7 +78,8 @@ static enum rc compile(const char *pattern, bool jit, pcre2_code **out, struct e
     if (!*out) {
         char reason[128] = "";
         pcre2_get_error_message(error, (PCRE2_UCHAR *)reason, sizeof reason);
-        return err_set(e, RC_FATAL, EXIT_INTERNAL, "tokenizer_pattern", "PCRE2 refuses a splitting pattern: %s", reason);
+        return err_set(e, RC_FATAL, EXIT_INTERNAL, "tokenizer_pattern", "PCRE2 refuses a splitting pattern: %s",
+                       reason);
     }
     /* Without executable memory this fails and pcre2_match interprets. */
     if (jit) (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
@@ -125,8 +126,10 @@ void splitter_start(struct splitter *s, const char *text, size_t len)
     s->len = len;
     s->at = s->stretch_end = 0;
     size_t steps = STEPS_BASE;
-    if (len > (UINT32_MAX - STEPS_BASE) / STEPS_PER_BYTE) steps = UINT32_MAX;
-    else steps += len * STEPS_PER_BYTE;
+    if (len > (UINT32_MAX - STEPS_BASE) / STEPS_PER_BYTE)
+        steps = UINT32_MAX;
+    else
+        steps += len * STEPS_PER_BYTE;
     pcre2_set_match_limit(s->context, (uint32_t)steps);
 }
 

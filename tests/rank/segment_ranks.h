@@ -57,7 +57,8 @@ static inline void rank_threads_run(struct rank_group *g, void (*body)(struct ra
 {
     pthread_t id[MAX_RANKS];
     for (int r = 0; r < g->ranks; r++) {
-        g->thread[r] = (struct rank_thread){.segment = g->segment, .rank = r, .ranks = g->ranks, .shared = shared, .body = body};
+        g->thread[r] =
+            (struct rank_thread){.segment = g->segment, .rank = r, .ranks = g->ranks, .shared = shared, .body = body};
         if (pthread_create(&id[r], NULL, rank_thread_main, &g->thread[r])) abort();
     }
     for (int r = 0; r < g->ranks; r++) pthread_join(id[r], NULL);

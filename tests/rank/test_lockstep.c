@@ -1,11 +1,11 @@
 /* Segment, plan, record, poison and the bounded wait, with ranks as threads. Bounds are short here; what a test waits for
  * in vain is bounded by them. */
 #define _GNU_SOURCE
+#include <cmocka.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -65,7 +65,8 @@ static void attach_checks_the_header(void **state)
     for (size_t i = 0; i < sizeof bad_comm / sizeof bad_comm[0]; i++)
         s->comm_bytes = bad_comm[i], attach_refuses(&g, g.memory, g.n_bytes, 2), s->comm_bytes = good.comm_bytes;
     s->spin_pauses = UINT32_MAX, attach_refuses(&g, g.memory, g.n_bytes, 2), s->spin_pauses = good.spin_pauses;
-    s->bounds.collective_us = s->bounds.lockstep_us, attach_refuses(&g, g.memory, g.n_bytes, 2), s->bounds = good.bounds;
+    s->bounds.collective_us = s->bounds.lockstep_us, attach_refuses(&g, g.memory, g.n_bytes, 2),
+    s->bounds = good.bounds;
     assert_ptr_equal(segment_attach(g.memory, g.n_bytes, 2, NULL), s);
     rank_group_free(&g);
 }
@@ -102,8 +103,8 @@ static size_t plan_make(uint64_t step, unsigned char *out)
 
 static struct lockstep_record record_make(uint64_t step)
 {
-    return (struct lockstep_record){step, rank_noise(step), step % 7, step % 3, rank_noise(step + 1), step * 5,
-                                    rank_noise(step + 2), 0};
+    return (struct lockstep_record){step,     rank_noise(step),     step % 7, step % 3, rank_noise(step + 1),
+                                    step * 5, rank_noise(step + 2), 0};
 }
 
 static void run_steps(struct rank_thread *t)
@@ -220,8 +221,8 @@ static char *run_captured(struct rank_group *g, void (*body)(struct rank_thread 
 static void differences_stop_the_group(void **state)
 {
     (void)state;
-    static const char *const name[] = {"step", "plan_digest", "rows", "tokens", "token_hash", "position_sum", "state_digest",
-                                       "flags"};
+    static const char *const name[] = {"step",       "plan_digest",  "rows",         "tokens",
+                                       "token_hash", "position_sum", "state_digest", "flags"};
     for (int ranks = 2; ranks <= 3; ranks++)
         for (size_t field = 1; field < 8; field++)
             for (uint64_t step = 4; step <= 5; step++) {
@@ -319,8 +320,10 @@ static void poison_all_at_once(struct rank_thread *t)
     int author;
     snprintf(reason, sizeof reason, "reason of %d", t->rank);
     segment_poison(t->segment, t->rank, reason);
-    if (!segment_poisoned(t->segment, &author, reason, sizeof reason)) t->wrong++;
-    else if (reason[strlen("reason of ")] != '0' + author) t->wrong++;
+    if (!segment_poisoned(t->segment, &author, reason, sizeof reason))
+        t->wrong++;
+    else if (reason[strlen("reason of ")] != '0' + author)
+        t->wrong++;
 }
 
 static void poison_races(void **state)
@@ -384,8 +387,13 @@ static void run_chain(struct rank_thread *t)
         if (*beats) lockstep_publish(t->segment, 0, SEGMENT_COMM, 1);
         return;
     }
-    struct lockstep_wait wait = {.self = t->rank, .peer = t->rank - 1, .channel = SEGMENT_COMM, .value = 1,
-                                 .bound_us = t->rank == 2 ? SHORT_US : 3 * SHORT_US, .patience_us = -1, .what = "collective"};
+    struct lockstep_wait wait = {.self = t->rank,
+                                 .peer = t->rank - 1,
+                                 .channel = SEGMENT_COMM,
+                                 .value = 1,
+                                 .bound_us = t->rank == 2 ? SHORT_US : 3 * SHORT_US,
+                                 .patience_us = -1,
+                                 .what = "collective"};
     uint64_t seen;
     t->rc = lockstep_wait(t->segment, &wait, &seen, &t->err);
     if (t->rc == RC_OK) lockstep_publish(t->segment, t->rank, SEGMENT_COMM, 1);
@@ -424,8 +432,13 @@ static void a_rank_that_died_waiting_is_blamed(void **state)
     atomic_store(&g.segment->rank[1].waits_value, 1);
     atomic_store(&g.segment->rank[1].waits_for, 1 + 0 * SEGMENT_CHANNELS + SEGMENT_COMM);
     lockstep_publish(g.segment, 0, SEGMENT_COMM, 1);
-    struct lockstep_wait wait = {.self = 2, .peer = 1, .channel = SEGMENT_COMM, .value = 1, .bound_us = SHORT_US,
-                                 .patience_us = -1, .what = "collective"};
+    struct lockstep_wait wait = {.self = 2,
+                                 .peer = 1,
+                                 .channel = SEGMENT_COMM,
+                                 .value = 1,
+                                 .bound_us = SHORT_US,
+                                 .patience_us = -1,
+                                 .what = "collective"};
     uint64_t seen;
     struct err e = {0};
     assert_int_equal(lockstep_wait(g.segment, &wait, &seen, &e), RC_FATAL);
@@ -435,8 +448,13 @@ static void a_rank_that_died_waiting_is_blamed(void **state)
 
 static void run_circle(struct rank_thread *t)
 {
-    struct lockstep_wait wait = {.self = t->rank, .peer = 1 - t->rank, .channel = t->rank ? SEGMENT_RECORD : SEGMENT_COMM,
-                                 .value = 1, .bound_us = SHORT_US, .patience_us = -1, .what = "test"};
+    struct lockstep_wait wait = {.self = t->rank,
+                                 .peer = 1 - t->rank,
+                                 .channel = t->rank ? SEGMENT_RECORD : SEGMENT_COMM,
+                                 .value = 1,
+                                 .bound_us = SHORT_US,
+                                 .patience_us = -1,
+                                 .what = "test"};
     uint64_t seen;
     t->rc = lockstep_wait(t->segment, &wait, &seen, &t->err);
 }
@@ -459,8 +477,14 @@ static void a_thaw_blames_nobody(void **state)
     (void)state;
     struct rank_group g = rank_group_make(2, 0, LONG_US);
     struct segment_stall stall = {true, 0, 0, clock_now_us() - 100 * (int64_t)SHORT_US, 0};
-    struct lockstep_wait wait = {.self = 1, .peer = 0, .channel = SEGMENT_COMM, .value = 1, .bound_us = SHORT_US,
-                                 .patience_us = 0, .what = "collective", .stall = &stall};
+    struct lockstep_wait wait = {.self = 1,
+                                 .peer = 0,
+                                 .channel = SEGMENT_COMM,
+                                 .value = 1,
+                                 .bound_us = SHORT_US,
+                                 .patience_us = 0,
+                                 .what = "collective",
+                                 .stall = &stall};
     uint64_t seen;
     assert_int_equal(lockstep_wait(g.segment, &wait, &seen, NULL), RC_RETRY);
     assert_true(stall.still_us > 0 && stall.still_us <= SHORT_US / 8 + 1);
@@ -472,8 +496,13 @@ enum { ROUNDS = 3000 };
 static void ping_pong(struct rank_thread *t)
 {
     for (uint64_t n = 1; n <= ROUNDS && t->rc == RC_OK; n++) {
-        struct lockstep_wait wait = {.self = t->rank, .peer = 1 - t->rank, .channel = SEGMENT_COMM,
-                                     .value = t->rank ? n : n - 1, .bound_us = LONG_US, .patience_us = -1, .what = "test"};
+        struct lockstep_wait wait = {.self = t->rank,
+                                     .peer = 1 - t->rank,
+                                     .channel = SEGMENT_COMM,
+                                     .value = t->rank ? n : n - 1,
+                                     .bound_us = LONG_US,
+                                     .patience_us = -1,
+                                     .what = "test"};
         uint64_t seen;
         t->rc = lockstep_wait(t->segment, &wait, &seen, &t->err);
         lockstep_publish(t->segment, t->rank, SEGMENT_COMM, n);

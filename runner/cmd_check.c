@@ -1,0 +1,102 @@
+/* cmd_check: everything that is wrong with job files, before anything runs.
+ *
+ * The report is what was asked for, so it goes to stdout, a line a problem, in file order; the summary goes to
+ * stderr. A line that is no job makes the files invalid (65). A job whose own body or documents are wrong would
+ * become an error record: it is reported with its status, and the exit is 1, as the run's would be. With a model,
+ * prompts are built as a run builds them, so what check lets pass fits the context. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "job_set.h"
+#include "options.h"
+#include "prompt.h"
+
+struct totals {
+    size_t faults; /* that only the model shows */
+    uint64_t prompt_tokens;
+    size_t longest;
+};
+
+static void report(void *ctx, const struct err *problem)
+{
+    (void)ctx;
+    char text[1100];
+    printf("%s\n", err_format(problem, text, sizeof text));
+}
+
+static void check_prompt(struct prompter *p, const struct job_set *set, size_t i, struct totals *t)
+{
+    struct job_spec spec;
+    struct job_fault fault = {0};
+    struct prompt prompt = {0};
+    const struct job_entry *entry = &set->entries[i];
+    struct prompt_documents documents = {job_set_root(set, i), entry->document_digests, entry->document_digests_bytes};
+    bool good = job_set_spec(set, i, &spec, &fault);
+    if (good) good = prompt_build(p, &spec, &documents, &prompt, &fault);
+    if (good) {
+        t->prompt_tokens += prompt.tokens.len;
+        if (prompt.tokens.len > t->longest) t->longest = prompt.tokens.len;
+    } else {
+        struct err problem;
+        job_set_fault_place(set, i, &fault, &problem);
+        report(NULL, &problem);
+        t->faults++;
+    }
+    prompt_free(&prompt);
+    job_spec_free(&spec);
+}
+
+static enum rc check_prompts(const struct options *o, const struct job_set *set, struct totals *t, struct err *e)
+{
+    struct prompter *p = NULL;
+    enum rc rc = prompter_open(o, &p, e);
+    for (size_t i = 0; rc == RC_OK && i < set->n_entries; i++)
+        if (!set->entries[i].fault) check_prompt(p, set, i, t);
+    prompter_close(p);
+    return rc;
+}
+
+static void summarize(const struct options *o, const struct job_set *set, size_t n_failing, const struct totals *t)
+{
+    char tokens[96] = "";
+    size_t n_jobs = set->n_entries;
+    for (size_t i = 0; i < set->n_entries; i++) n_jobs -= set->entries[i].bad_line;
+    if (o->model)
+        snprintf(tokens, sizeof tokens, "; %" PRIu64 " prompt tokens, the longest prompt %zu", t->prompt_tokens,
+                 t->longest);
+    log_line(LOG_INFO, "%zu jobs, %zu of them would fail; %zu lines are no jobs%s", n_jobs, n_failing, set->problems,
+             tokens);
+}
+
+static enum rc check_all(const struct options *o, struct job_set *set, struct totals *t, struct err *e)
+{
+    enum rc rc = job_set_load(o, report, NULL, set, e);
+    /* Lines that are no jobs are this command's finding, not its failure: the rest is still checked. */
+    if (rc == RC_OK || (e->exit_status == EXIT_JOB_FILE)) {
+        *e = (struct err){0};
+        rc = o->model ? check_prompts(o, set, t, e) : RC_OK;
+    }
+    return rc;
+}
+
+int cmd_check(const struct options *o)
+{
+    struct err e = {0};
+    struct job_set set;
+    struct totals totals = {0};
+    int status;
+    enum rc rc = check_all(o, &set, &totals, &e);
+    size_t n_failing = set.faults + totals.faults;
+    if (rc != RC_OK) {
+        char text[1100];
+        status = e.exit_status ? e.exit_status : EXIT_INTERNAL;
+        log_line(LOG_ERROR, "%s", err_format(&e, text, sizeof text));
+    } else if (set.problems && !o->skip_bad_lines) {
+        status = EXIT_JOB_FILE;
+    } else {
+        status = n_failing || set.problems ? EXIT_SOME_FAILED : EXIT_DONE;
+    }
+    if (rc == RC_OK && !o->quiet) summarize(o, &set, n_failing, &totals);
+    job_set_free(&set);
+    return status;
+}

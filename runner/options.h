@@ -1,0 +1,66 @@
+/* options: argv to one validated struct, from one table that also prints --help and the man page. */
+#ifndef TANDEM_OPTIONS_H
+#define TANDEM_OPTIONS_H
+
+#include "base.h"
+#include "chat_template.h"
+#include "engine.h"
+
+enum { OPTIONS_MAX_FILES = 256 };
+
+struct options {
+    const char *files[OPTIONS_MAX_FILES]; /* positional */
+    int n_files;
+    const char *model;
+    const char *out;
+    const char *state;        /* NULL: OUT.state */
+    const char *root;         /* NULL: the job file's folder */
+    const char *backend;      /* "auto", "cpu" */
+    const char *isa;          /* "auto", "avx512", "avx2", "generic" */
+    const char *chat_format;  /* NULL: detected */
+    int ranks;                /* default 2 */
+    int groups;               /* default 1 */
+    int threads;              /* per rank; 0: cores / (ranks * groups), at least 1 */
+    int active;               /* default 4 */
+    int context;              /* 0: the model's */
+    int64_t kv_tokens;        /* 0: active * context */
+    int prefill_rows;         /* 0: 512 */
+    struct lockstep_bounds bounds; /* --collective-timeout, --lockstep-timeout, --watchdog: seconds, decimals allowed */
+    double grace_s;           /* --grace, default 20 */
+    int restarts;             /* --restarts: restarts of a group without progress before giving up, default 5 */
+    int job_failures;         /* --job-failures, default 3 */
+    bool skip_bad_lines;      /* --on-bad-line skip */
+    bool force;
+    bool trace;
+    bool quiet;
+    bool json;                /* status: machine-readable */
+    bool show;                /* tokenize: pieces as well */
+    struct fault fault;       /* --fault, test option */
+    int64_t bench_prompt, bench_tokens, bench_sequences, bench_repeats;
+};
+
+struct command {
+    const char *name;
+    const char *synopsis;   /* "JOBS… --model M --out OUT" */
+    const char *summary;
+    int (*run)(const struct options *o); /* exit status */
+    bool hidden;
+};
+extern const struct command command_table[]; /* ends with name NULL; defined in main.c */
+
+/* Parses argv[2..) for a command. Errors: RC_BAD_INPUT, EXIT_USAGE, text names the option. */
+enum rc options_parse(const struct command *c, int argc, char **argv, struct options *out, struct err *e);
+void options_print_help(const struct command *c); /* NULL: the whole program */
+void options_print_man(void);
+/* The state folder of a command: --state, or OUT.state. Appended to out. */
+enum rc options_state_folder(const struct options *o, struct buf *out, struct err *e);
+
+int cmd_check(const struct options *o);
+int cmd_run(const struct options *o);
+int cmd_status(const struct options *o);
+int cmd_export(const struct options *o);
+int cmd_model(const struct options *o);
+int cmd_tokenize(const struct options *o);
+int cmd_bench(const struct options *o);
+
+#endif
