@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+__attribute__((format(printf, 5, 0)))
 static enum rc err_fill(struct err *e, enum rc rc, int exit_status, const char *code, const char *format, va_list args)
 {
     if (!e || e->rc != RC_OK) return rc;
@@ -183,7 +184,7 @@ enum rc file_read(const char *path, size_t max_bytes, struct buf *out, struct er
 {
     enum rc rc = RC_OK;
     buf_clear(out);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return err_errno(e, RC_BAD_INPUT, EXIT_NO_INPUT, "cannot_open", "cannot open %s", path);
     struct stat st;
     if (fstat(fd, &st)) {

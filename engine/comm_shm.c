@@ -1,16 +1,16 @@
 /* comm_shm: sums, gathers and barriers of CPU ranks through the group's shared segment.
  *
- * All operations are one protocol. Collectives are numbered from 1, the same on every rank. For number n a rank writes its
- * part into its own slot n mod 2, publishes n, waits until every peer has published n, and reads the peers' slots. Its own
- * part it reads where it already lies. Nobody writes into a slot of another rank.
+ * All operations are one protocol. Collectives are numbered from 1, the same on every rank. For number n a rank writes
+ * its part into its own slot n mod 2, publishes n, waits until every peer has published n, and reads the peers' slots.
+ * Its own part it reads where it already lies. Nobody writes into a slot of another rank.
  *
  * Two slots suffice: slot n mod 2 is written again for n + 2. A rank gets there after it completed n + 1, hence after
  * every peer had published n + 1, and a peer publishes n + 1 only after it has read all it needs of n. (One slot would
  * let a fast rank overwrite what a slow one still reads.) So when n is awaited, a peer's counter is n or n + 1.
  *
- * Sums are formed per element as residual + ((p0 + p1) + p2 ...) from the same FP32 numbers by every rank, so all get the
- * same bits whatever the vector width. A rank without a part says "zeros"; its peers and itself add +0.0, as if it had
- * sent zeros.
+ * Sums are formed per element as residual + ((p0 + p1) + p2 ...) from the same FP32 numbers by every rank, so all get
+ * the same bits whatever the vector width. A rank without a part says "zeros"; its peers and itself add +0.0, as if it
+ * had sent zeros.
  *
  * Shapes are compared before anything is read: a slot carries its length and kind, and ranks that disagree stop. */
 #define _GNU_SOURCE
@@ -108,8 +108,8 @@ static enum rc part_await(struct comm_shm *m, enum collective kind, int peer, si
     return RC_OK;
 }
 
-/* Four floats in the vectors of GCC and Clang, which every compiler level keeps in a register; memcpy, since a part may lie
- * at any float. */
+/* Four floats in the vectors of GCC and Clang, which every compiler level keeps in a register; memcpy, since a part may
+ * lie at any float. */
 typedef float f32x4 __attribute__((vector_size(16)));
 
 static inline f32x4 load_4(const float *from)

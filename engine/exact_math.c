@@ -1,14 +1,17 @@
 /* exact_math: elementary functions by + - * / alone.
  *
- * IEEE 754 defines the bits of these four operations, so the results are the same on every machine and compiler, as long as
- * no multiply and add are contracted into one (the build says -ffp-contract=off). Constants are hexadecimal
+ * IEEE 754 defines the bits of these four operations, so the results are the same on every machine and compiler, as
+ * long as no multiply and add are contracted into one (the build says -ffp-contract=off). Constants are hexadecimal
  * floats rounded once from more than 80 digits, or quotients of small integers that the compiler rounds once.
  *
- * exp: x = k ln2 + r, |r| <= ln2/2; e^r by terms up to r^13 (the next is 4e-18), even and odd powers apart, so that they
- * run side by side; then k is added to the exponent. No table and no branch: it vectorizes.
+ * exp: x = k ln2 + r, |r| <= ln2/2; e^r by terms up to r^13 (the next is 4e-18), even and odd powers apart, so that
+ * they run side by side; then k is added to the exponent. No table and no branch: it vectorizes.
+ *
  * log: x = 2^e m, m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(f), f = (m-1)/(m+1), |f| < 0.172, as an odd series.
- * sincos: x = k pi/2 + r. pi/2 is cut into three parts of at most 29 bits, whose products with k (24 bits) are exact, and a
- * rest; r is kept as a sum of two doubles, because the double nearest to a multiple of pi/2 may leave only 2^-54 of it. */
+ *
+ * sincos: x = k pi/2 + r. pi/2 is cut into three parts of at most 29 bits, whose products with k (24 bits) are exact,
+ * and a rest; r is kept as a sum of two doubles, because the double nearest to a multiple of pi/2 may leave only 2^-54
+ * of it. */
 #include "exact_math.h"
 
 #include <stdint.h>
@@ -54,8 +57,8 @@ double exact_exp(double x)
     return from_bits(to_bits(even + r * odd) + (to_bits(rounded) << 52));
 }
 
-/* Eight at a time, in the vectors of GCC and Clang, which any machine can carry out: the same operations on each element as
- * in exact_exp, hence the same bits. Only the instructions differ, and they are chosen at run time. */
+/* Eight at a time, in the vectors of GCC and Clang, which any machine can carry out: the same operations on each
+ * element as in exact_exp, hence the same bits. Only the instructions differ, and they are chosen at run time. */
 typedef double f64x8 __attribute__((vector_size(64)));
 typedef uint64_t u64x8 __attribute__((vector_size(64)));
 

@@ -4,16 +4,16 @@
  * mapped, and later code relies on it.
  *
  * Poison has no half-written moment: each author (a rank, or the runner) has its own reason, filled once, and only then
- * tries to put itself into the poison word. The first compare-and-swap wins and its release makes the reason readable. An
- * author killed in between has poisoned nothing.
+ * tries to put itself into the poison word. The first compare-and-swap wins and its release makes the reason readable.
+ * An author killed in between has poisoned nothing.
  *
- * Two plan slots by parity of the step: rank 0 writes plan n after it compared step n - 1, so every rank had published its
- * record of n - 1 and hence had read plan n - 1, let alone n - 2, whose slot is written. (One slot would do; with two, the
- * plan of the running step stays readable while the next one is made.)
+ * Two plan slots by parity of the step: rank 0 writes plan n after it compared step n - 1, so every rank had published
+ * its record of n - 1 and hence had read plan n - 1, let alone n - 2, whose slot is written. (One slot would do; with
+ * two, the plan of the running step stays readable while the next one is made.)
  *
- * Two record slots: a rank writes its record of n + 2 after it compared n + 1, so every peer had published n + 1, which a
- * peer does only after it compared n, i.e. after it read the slot that is now written anew. For the same reason a peer's
- * counter is n or n + 1 when its record of n is awaited; anything else means a broken group. */
+ * Two record slots: a rank writes its record of n + 2 after it compared n + 1, so every peer had published n + 1, which
+ * a peer does only after it compared n, i.e. after it read the slot that is now written anew. For the same reason a
+ * peer's counter is n or n + 1 when its record of n is awaited; anything else means a broken group. */
 #define _GNU_SOURCE
 #include "lockstep.h"
 

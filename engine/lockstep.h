@@ -36,9 +36,9 @@ struct lockstep_record {
 
 struct segment;
 
-/* Bytes of a segment for `ranks` ranks whose collectives carry at most comm_bytes per rank and slot. */
+/* Bytes of a segment for `ranks` ranks whose collectives carry at most comm_bytes per rank and slot; 0 when absurd. */
 size_t segment_bytes(int ranks, size_t comm_bytes);
-/* Lays out zeroed memory of segment_bytes (the creator, once, before any rank). */
+/* Lays out zeroed memory of segment_bytes, aligned to 64 bytes (the creator, once, before any rank). */
 void segment_init(void *memory, int ranks, size_t comm_bytes, const struct lockstep_bounds *b);
 /* Checks what a rank was handed: magic, version, size, ranks. Returns NULL and sets e otherwise. */
 struct segment *segment_attach(void *memory, size_t n_bytes, int ranks, struct err *e);
@@ -49,7 +49,7 @@ struct lockstep_bounds segment_bounds(const struct segment *s);
 void segment_beat(struct segment *s, int rank);
 uint64_t segment_heartbeat(const struct segment *s, int rank);
 
-/* Poison: first reason wins. */
+/* Poison: first reason wins. rank: who says so, not who is to blame; the runner is -1. */
 void segment_poison(struct segment *s, int rank, const char *reason);
 bool segment_poisoned(const struct segment *s, int *rank, char *reason, size_t reason_bytes);
 

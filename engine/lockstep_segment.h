@@ -5,8 +5,8 @@
  *
  * Every word that one side writes while another polls has a 64-byte line of its own, so that publishing costs one line
  * transfer per reader and a heartbeat disturbs nobody. All shared words are C11 atomics without locks (the mapping is
- * shared by processes); everything else is plain memory that is written before a release store and read after the acquire
- * load that saw it. The header is written once, by the creator, before any rank exists. */
+ * shared by processes); everything else is plain memory that is written before a release store and read after the
+ * acquire load that saw it. The header is written once, by the creator, before any rank exists. */
 #ifndef TANDEM_LOCKSTEP_SEGMENT_H
 #define TANDEM_LOCKSTEP_SEGMENT_H
 

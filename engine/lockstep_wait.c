@@ -1,19 +1,20 @@
 /* lockstep_wait: publish a counter, wait for a counter; no other waiting exists between ranks.
  *
- * Publishing is a store of the counter followed by a look at `sleepers`; a waiter raises `sleepers` and then looks at the
- * counter again. These four operations are sequentially consistent, so at least one side sees the other: either the waiter
- * finds the value, or the publisher rings the bell. The bell is read before that second look, hence a ring in between
- * makes the futex call return at once. Should all this be wrong on some machine, each sleep ends after NAP_US anyway: a lost
- * wake costs a millisecond, never a hang. The futex is not private: ranks are processes.
+ * Publishing is a store of the counter followed by a look at `sleepers`; a waiter raises `sleepers` and then looks at
+ * the counter again. These four operations are sequentially consistent, so at least one side sees the other: either the
+ * waiter finds the value, or the publisher rings the bell. The bell is read before that second look, hence a ring in
+ * between makes the futex call return at once. Should all this be wrong on some machine, each sleep ends after NAP_US
+ * anyway: a lost wake costs a millisecond, never a hang. The futex is not private: ranks are processes.
  *
  * Whose fault is it? A waiting rank makes no progress and bumps no heartbeat, so with three ranks a hang of A stops B,
- * which waits for A, and C, which waits for B. Each sleeper therefore announces what it sleeps for, and a waiter follows
- * these announcements from its peer to the first rank that does not itself wait for something still missing. Only that
- * rank's heartbeat counts, for everybody, and that rank is blamed. An announcement whose counter has arrived no longer
- * explains anything: that rank ought to be running. Announcements come only after the spin, off the fast path.
+ * which waits for A, and C, which waits for B. Each sleeper therefore announces what it sleeps for, and a waiter
+ * follows these announcements from its peer to the first rank that does not itself wait for something still missing.
+ * Only that rank's heartbeat counts, for everybody, and that rank is blamed. An announcement whose counter has arrived
+ * no longer explains anything: that rank ought to be running. Announcements come only after the spin, off the fast
+ * path.
  *
  * Time counts only while it is watched: one look adds at most an eighth of the bound. After a freeze of the whole group
- * (a stopped container, a debugger) nobody is blamed at the first look; and no single late wake-up can expire a wait. */
+ * (a stopped container, a debugger) nobody is blamed at the first look, and no late wake-up expires a wait. */
 #define _GNU_SOURCE
 #include "lockstep_wait.h"
 
@@ -62,8 +63,8 @@ uint64_t lockstep_published(const struct segment *s, int rank, enum segment_chan
     return atomic_load_explicit(&s->rank[rank].word[channel].value, memory_order_acquire);
 }
 
-/* The rank that keeps `w->peer` from going on: the end of the chain of announced waits. *circle: there is none, the ranks
- * wait for each other; the peer itself is returned then. */
+/* The rank that keeps `w->peer` from going on: the end of the chain of announced waits. *circle: there is none, the
+ * ranks wait for each other; the peer itself is returned then. */
 static int chain_end(const struct segment *s, const struct lockstep_wait *w, bool *circle)
 {
     int at = w->peer;

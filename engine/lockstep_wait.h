@@ -1,4 +1,4 @@
-/* lockstep_wait: the one publish and the one bounded wait of the shared segment. Private to lockstep.c and comm_shm.c. */
+/* lockstep_wait: the one publish and the one bounded wait of the segment. Private to lockstep.c and comm_shm.c. */
 #ifndef TANDEM_LOCKSTEP_WAIT_H
 #define TANDEM_LOCKSTEP_WAIT_H
 
@@ -14,7 +14,8 @@ struct lockstep_wait {
     struct segment_stall *stall; /* NULL, or the observation to go on with */
 };
 
-/* Raises a counter of `self` and wakes who sleeps for it. Everything written before is visible to whoever sees the value. */
+/* Raises a counter of `self` and wakes who sleeps for it. Everything written before is visible to whoever sees the
+ * value. */
 void lockstep_publish(struct segment *s, int self, enum segment_channel channel, uint64_t value);
 /* The counter of `rank`, as seen by an acquire load. */
 uint64_t lockstep_published(const struct segment *s, int rank, enum segment_channel channel);

@@ -7,12 +7,12 @@
  *   top_p  keeps the shortest beginning of the order whose weight reaches top_p of what the rules before have kept
  *   draw   takes the candidate at which the running sum of weights passes u * total
  * Every sum has one fixed order: by id in blocks where neither top_k nor top_p cuts, else the order of candidates; the
- * total that top_p refers to without top_k is by id as well. u has 53 bits of a hash of (seed, position): no state, so a
- * token can be sampled again, alone or beside others, with the same outcome.
+ * total that top_p refers to without top_k is by id as well. u has 53 bits of a hash of (seed, position): no state, so
+ * a token can be sampled again, alone or beside others, with the same outcome.
  *
- * Cost: greedy is one pass over the logits. top_k keeps a heap of k while passing. top_p without top_k does not sort the
- * vocabulary: candidates so light that all of them together cannot matter are left out, the rest becomes a heap, and
- * only what is kept is popped. */
+ * Cost: greedy is one pass over the logits. top_k keeps a heap of k while passing. top_p without top_k does not sort
+ * the vocabulary: candidates so light that all of them together cannot matter are left out, the rest becomes a heap,
+ * and only what is kept is popped. */
 #include "sampler.h"
 
 #include <float.h>
@@ -90,7 +90,7 @@ bool sampling_needs_counts(const struct sampling *p)
 }
 
 /* Into the range of finite floats: a penalty makes no infinity. */
-static float finite(double v)
+static float clamp_finite(double v)
 {
     const double most = (double)FLT_MAX;
     return (float)(v > most ? most : v < -most ? -most : v);
@@ -109,7 +109,7 @@ static void penalize(const struct sampling *p, const struct token_counts *counts
             v = v - (double)p->presence_penalty;
             v = v - by_count;
         }
-        logits[t->id] = finite(v);
+        logits[t->id] = clamp_finite(v);
     }
 }
 
@@ -117,8 +117,8 @@ static void penalize(const struct sampling *p, const struct token_counts *counts
 
 enum { LANES = 16, BLOCK = 1024 };
 
-/* Largest of n logits, n a multiple of LANES; *odd becomes nonzero when one is not finite. Plain lanes, so that any vector
- * width computes it. */
+/* Largest of n logits, n a multiple of LANES; *odd becomes nonzero when one is not finite. Plain lanes, so that any
+ * vector width computes it. */
 static float block_largest(const float *x, int n, uint32_t *odd)
 {
     float largest[LANES];
@@ -300,8 +300,8 @@ static int32_t draw_by_order(const struct candidate *c, size_t n, double u, doub
 /* top_p < 1 without top_k. */
 static int32_t draw_top_p(const struct draw *d, const float *logits, int n, double top_p, double total)
 {
-    /* What is lighter than an even share of (1 - top_p) * total weighs less than that all together, so it is never reached.
-     * Half of it leaves room for rounding. */
+    /* What is lighter than an even share of (1 - top_p) * total weighs less than that all together, so it is never
+     * reached. Half of it leaves room for rounding. */
     double light = (1.0 - top_p) * total / (2.0 * n), wanted = top_p * total, sum = 0.0;
     struct candidate *c = d->candidates;
     size_t held = 0, kept = 0;

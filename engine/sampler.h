@@ -1,8 +1,8 @@
 /* sampler: logits to one token, by counter-based random numbers.
  *
- * Order: repetition, presence and frequency penalties; temperature 0 takes the largest logit (ties: lowest id); otherwise
- * temperature, min_p, top_k, top_p, and one draw whose random number is a hash of (seed, position). Nothing else decides,
- * so a row gives the same token whatever runs beside it. */
+ * Order: repetition, presence and frequency penalties; temperature 0 takes the largest logit (ties: lowest id);
+ * otherwise temperature, min_p, top_k, top_p, and one draw whose random number is a hash of (seed, position). Nothing
+ * else decides, so a row gives the same token whatever runs beside it. */
 #ifndef TANDEM_SAMPLER_H
 #define TANDEM_SAMPLER_H
 
@@ -34,7 +34,8 @@ void token_counts_free(struct token_counts *c);
 bool sampling_needs_counts(const struct sampling *p);
 
 /* scratch: sampler_scratch_bytes(vocab), aligned to 8 bytes; vocab >= vocab_used >= 1. logits is overwritten. position:
- * absolute position the token will have. Ids >= vocab_used are never chosen. RC_FAILED (code "non_finite_logits") when a logit is NaN or infinite. */
+ * absolute position the token will have. Ids >= vocab_used are never chosen. RC_FAILED (code "non_finite_logits") when
+ * a logit is NaN or infinite. */
 size_t sampler_scratch_bytes(int vocab);
 enum rc sampler_pick(const struct sampling *p, const struct token_counts *counts, int vocab_used, int64_t position,
                      float *logits, void *scratch, int32_t *out, struct err *e);

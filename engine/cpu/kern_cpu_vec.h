@@ -23,8 +23,13 @@
 
 #define KERN_INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
-#define KERN_UNROLL _Pragma("clang loop unroll(full)")
 #pragma STDC FP_CONTRACT OFF
+#endif
+/* Loops over registers. Under a sanitizer each access is a branch or two: unrolled, the kernels take minutes to compile. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KERN_UNROLL
+#elif defined(__clang__)
+#define KERN_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define KERN_UNROLL _Pragma("GCC unroll 64")
 #endif

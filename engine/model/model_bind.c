@@ -18,6 +18,11 @@ struct bind {
     struct err *err;
 };
 
+struct named_shape {
+    const char *suffix; /* of "blk.N.suffix.weight" */
+    int cols, rows;
+};
+
 static const struct tensor_view *find(struct bind *b, int layer, const char *suffix)
 {
     char name[96];
@@ -44,11 +49,34 @@ static enum rc check(struct bind *b, int layer, const char *suffix, int cols, in
     return rc;
 }
 
+/* A tensor that is not used would change the function that the model computes (a bias, say): refused, never ignored. */
+static enum rc check_nothing_unused(struct bind *b, const struct named_shape *of_layer, size_t n_of_layer)
+{
+    for (size_t i = 0; i < model_file_tensor_count(b->file); i++) {
+        const char *name = model_file_tensor_at(b->file, i)->name;
+        bool used = !strcmp(name, "token_embd.weight") || !strcmp(name, "output_norm.weight") ||
+                    !strcmp(name, "output.weight");
+        char of_this[96];
+        int layer;
+        if (!used && sscanf(name, "blk.%d.", &layer) == 1 && layer >= 0 && layer < b->config->n_layers)
+            for (size_t k = 0; k < n_of_layer && !used; k++) {
+                snprintf(of_this, sizeof of_this, "blk.%d.%s.weight", layer, of_layer[k].suffix);
+                used = !strcmp(name, of_this);
+            }
+        if (used) continue;
+        enum rc rc = err_set(b->err, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unknown_tensor",
+                             "tensor %s is not part of a llama model as this version knows it", name);
+        err_place(b->err, model_file_path(b->file), 0, 0, 0);
+        return rc;
+    }
+    return RC_OK;
+}
+
 static enum rc check_shapes(struct bind *b)
 {
     const struct model_config *c = b->config;
     int q_rows = c->n_heads * c->head_dim, kv_rows = c->n_kv_heads * c->head_dim;
-    const struct { const char *suffix; int cols, rows; } of_layer[] = {
+    const struct named_shape of_layer[] = {
         {"attn_norm", c->hidden, 1},     {"attn_q", c->hidden, q_rows},   {"attn_k", c->hidden, kv_rows},
         {"attn_v", c->hidden, kv_rows},  {"attn_output", q_rows, c->hidden}, {"ffn_norm", c->hidden, 1},
         {"ffn_gate", c->hidden, c->ffn}, {"ffn_up", c->hidden, c->ffn},   {"ffn_down", c->ffn, c->hidden},
@@ -56,10 +84,11 @@ static enum rc check_shapes(struct bind *b)
     enum rc rc = check(b, -1, "token_embd", c->hidden, c->vocab);
     if (rc == RC_OK) rc = check(b, -1, "output_norm", c->hidden, 1);
     if (rc == RC_OK && !c->tied) rc = check(b, -1, "output", c->hidden, c->vocab);
+    const size_t n = sizeof of_layer / sizeof of_layer[0];
     for (int l = 0; l < c->n_layers && rc == RC_OK; l++)
-        for (size_t i = 0; i < sizeof of_layer / sizeof of_layer[0] && rc == RC_OK; i++)
+        for (size_t i = 0; i < n && rc == RC_OK; i++)
             rc = check(b, l, of_layer[i].suffix, of_layer[i].cols, of_layer[i].rows);
-    return rc;
+    return rc == RC_OK ? check_nothing_unused(b, of_layer, n) : rc;
 }
 
 static struct kern_weight_part part_of(const struct tensor_view *t, struct range rows, struct range cols)

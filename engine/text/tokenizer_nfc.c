@@ -1,9 +1,10 @@
 /* tokenizer_nfc: NFC for the tokenizers that were trained behind it (qwen2).
  *
  * No character below U+0300 changes or joins the one before it, so text is cut in front of each of them. A stretch of
- * nothing else is copied as it is; one with higher characters is normalized as a whole. Decomposition and composition of single characters are utf8proc's; the ordering of marks is done here, because
- * utf8proc's exchanges neighbours, and a megabyte of marks in the wrong order would take it hours. Here it is a
- * counting sort over the 256 combining classes for every run of marks. */
+ * nothing else is copied as it is; one with higher characters is normalized as a whole. Decomposition and composition
+ * of single characters are utf8proc's; the ordering of marks is done here, because utf8proc's exchanges neighbours,
+ * and a megabyte of marks in the wrong order would keep it busy for minutes. Here it is a counting sort over the 256
+ * combining classes for every run of marks. */
 #define _GNU_SOURCE
 #include "tokenizer_nfc.h"
 

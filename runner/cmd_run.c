@@ -1,0 +1,328 @@
+/* cmd_run: job files to one archive, through durable state.
+ *
+ * Everything that can be wrong is found before a rank starts: the job files, the model, the state's identity and lock. Jobs
+ * are registered under keys that name exactly what decides their answers; those that have a result already are left out,
+ * so the first run, its continuation and a run with nothing to do are one path. While jobs run, this file is the source
+ * that dispatch asks: it builds prompts just before they leave and stores each outcome before it counts. The archive is
+ * made from the state at the end, also of a run that stopped early; where nothing changed it is left untouched.
+ *
+ * Signals are read from a descriptor while ranks run. A signal that the caller had set to be ignored (nohup, a shell's
+ * background job) stays ignored. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dispatch.h"
+#include "export.h"
+#include "job_result.h"
+#include "job_set.h"
+#include "progress.h"
+#include "prompt.h"
+#include "rank_main.h"
+#include "state.h"
+
+/* A job whose request is with a group. */
+struct held_job {
+    struct job_spec spec;
+    struct prompt prompt;
+};
+
+struct run {
+    const struct options *options;
+    struct job_set set;
+    struct prompter *prompter;
+    struct state *state;
+    struct buf identity;
+    size_t *pending;        /* entries without a result, in order */
+    size_t n_pending;
+    struct held_job **held; /* by pending index; NULL: not with a group */
+    struct progress progress;
+    size_t done, failed;    /* records of this registration, earlier runs included */
+    uint64_t tokens;
+};
+
+/* ---- records ---- */
+
+static enum rc store(struct run *r, const struct job_entry *entry, enum state_result_kind kind, const struct buf *record,
+                     const struct buf *timing, struct err *e)
+{
+    struct state_result result = {kind, record->data, record->len, timing->data, timing->len};
+    if (record->failed || timing->failed) return err_no_memory(e);
+    enum rc rc = state_put_result(r->state, entry->key, &result, e);
+    if (rc != RC_OK) return rc;
+    if (kind == STATE_OUTPUT)
+        r->done++;
+    else
+        r->failed++;
+    return RC_OK;
+}
+
+static enum rc store_fault(struct run *r, size_t index, const struct job_fault *fault, const struct job_timing *t,
+                           struct err *e)
+{
+    const struct job_entry *entry = &r->set.entries[index];
+    struct buf record = {0}, timing = {0};
+    enum rc rc = job_result_failure(entry->key, entry->custom_id, fault, &record, e);
+    if (rc == RC_OK) rc = job_result_timing(entry->custom_id, fault->status, t, &timing, e);
+    if (rc == RC_OK) rc = store(r, entry, STATE_ERROR, &record, &timing, e);
+    buf_free(&record);
+    buf_free(&timing);
+    return rc;
+}
+
+static struct job_timing timing_of(const struct dispatch_outcome *o, const struct held_job *h)
+{
+    struct job_timing t = {.attempts = o->attempts.attempts, .rank_restarts = o->attempts.rank_restarts, .group = o->group};
+    if (h) {
+        t.tokenize_us = h->prompt.tokenize_us;
+        t.prompt_tokens = (int64_t)h->prompt.tokens.len;
+    }
+    if (!o->done) return t;
+    const struct engine_timing *e = &o->done->timing;
+    t.queue_us = e->queue_us;
+    t.prefill_us = e->prefill_us;
+    t.ttft_us = e->ttft_us;
+    t.decode_us = e->decode_us;
+    t.steps = e->steps;
+    t.preemptions = e->preemptions;
+    t.completion_tokens = (int64_t)o->done->n_tokens;
+    t.tpot_us = o->done->n_tokens > 1 ? e->decode_us / ((int64_t)o->done->n_tokens - 1) : 0;
+    return t;
+}
+
+static enum rc store_answer(struct run *r, size_t index, const struct held_job *h, const struct dispatch_outcome *o,
+                            struct err *e)
+{
+    const struct job_entry *entry = &r->set.entries[index];
+    const struct wire_done *d = o->done;
+    struct job_timing t = timing_of(o, h);
+    struct job_answer a = {.text = d->text, .text_len = d->text_len,
+                           .finish_reason = d->finish == FINISH_STOP ? "stop" : "length",
+                           .prompt_tokens = t.prompt_tokens, .completion_tokens = t.completion_tokens,
+                           .model = h->spec.model ? h->spec.model : prompter_model_name(r->prompter),
+                           .created = (int64_t)time(NULL), .trace = d->trace, .n_trace = d->trace ? d->n_tokens : 0};
+    struct buf record = {0}, timing = {0};
+    enum rc rc = job_result_success(entry->key, &h->spec, &a, &record, e);
+    if (rc == RC_OK) rc = job_result_timing(entry->custom_id, 200, &t, &timing, e);
+    if (rc == RC_OK) rc = store(r, entry, STATE_OUTPUT, &record, &timing, e);
+    buf_free(&record);
+    buf_free(&timing);
+    return rc;
+}
+
+/* ---- the source that dispatch asks ---- */
+
+static void free_held(struct held_job *h)
+{
+    if (!h) return;
+    prompt_free(&h->prompt);
+    job_spec_free(&h->spec);
+    free(h);
+}
+
+static bool build_held(struct run *r, size_t index, struct held_job *h, struct job_fault *fault)
+{
+    const struct job_entry *entry = &r->set.entries[index];
+    if (!job_set_spec(&r->set, index, &h->spec, fault)) return false;
+    struct prompt_documents documents = {r->set.sources[entry->source].root, entry->document_digests,
+                                         entry->document_digests_bytes};
+    return prompt_build(r->prompter, &h->spec, &documents, &h->prompt, fault);
+}
+
+static enum rc source_build(void *ctx, size_t i, struct engine_request *out, struct err *e)
+{
+    struct run *r = ctx;
+    struct job_fault fault = {0};
+    struct held_job *h = calloc(1, sizeof *h);
+    if (!h) return err_no_memory(e);
+    if (!build_held(r, r->pending[i], h, &fault)) {
+        struct job_timing t = {.tokenize_us = h->prompt.tokenize_us};
+        free_held(h);
+        enum rc rc = store_fault(r, r->pending[i], &fault, &t, e);
+        return rc == RC_OK ? RC_RETRY : rc;
+    }
+    *out = (struct engine_request){.prompt = h->prompt.tokens.ids, .prompt_tokens = h->prompt.tokens.len,
+                                   .max_tokens = h->prompt.max_tokens, .sampling = h->spec.sampling,
+                                   .stop = (const char *const *)h->spec.stop, .n_stop = h->spec.n_stop};
+    if (!h->spec.has_seed) out->sampling.seed = job_spec_seed(h->spec.custom_id);
+    r->held[i] = h;
+    return RC_OK;
+}
+
+static void source_release(void *ctx, size_t i)
+{
+    struct run *r = ctx;
+    free_held(r->held[i]);
+    r->held[i] = NULL;
+}
+
+static enum rc source_attempts(void *ctx, size_t i, struct state_attempts *out, struct err *e)
+{
+    struct run *r = ctx;
+    return state_get_attempts(r->state, r->set.entries[r->pending[i]].key, out, e);
+}
+
+static enum rc source_commit(void *ctx, size_t i, const struct state_attempts *a, struct err *e)
+{
+    struct run *r = ctx;
+    return state_put_attempts(r->state, r->set.entries[r->pending[i]].key, a, e);
+}
+
+static enum rc source_settle(void *ctx, size_t i, const struct dispatch_outcome *o, struct err *e)
+{
+    struct run *r = ctx;
+    struct job_fault fault = {0};
+    struct job_timing t = timing_of(o, r->held[i]);
+    if (o->done) return store_answer(r, r->pending[i], r->held[i], o, e);
+    if (o->failed) {
+        int status = strcmp(o->failed->code, "request_too_large") ? 500 : 413;
+        job_fault_set(&fault, status, status == 500 ? "server_error" : "invalid_request_error", o->failed->code, "", "%s",
+                      o->failed->text);
+    } else {
+        job_fault_set(&fault, 500, "server_error", "engine_error", "",
+                      "the engine failed %lld times while this job ran, lastly alone: %s",
+                      (long long)o->attempts.failures, o->killed_ranks);
+    }
+    return store_fault(r, r->pending[i], &fault, &t, e);
+}
+
+static void source_turn(void *ctx, uint64_t tokens)
+{
+    struct run *r = ctx;
+    r->tokens = tokens;
+    progress_update(&r->progress, r->done, r->failed, tokens);
+}
+
+static void source_before_log(void *ctx) { progress_hide(&((struct run *)ctx)->progress); }
+
+/* ---- before and after ---- */
+
+static enum rc open_all(struct run *r, struct err *e)
+{
+    const struct options *o = r->options;
+    struct buf folder = {0};
+    enum rc rc = job_set_load(o, job_problem_print, NULL, &r->set, e);
+    if (rc == RC_OK) rc = prompter_open(o, &r->prompter, e);
+    if (rc == RC_OK) rc = rank_identity(o, &r->identity, e);
+    if (rc == RC_OK) rc = options_state_folder(o, &folder, e);
+    if (rc == RC_OK) rc = state_open(folder.data, STATE_WRITE, &r->state, e);
+    if (rc == RC_OK) rc = state_bind_identity(r->state, r->identity.data, e);
+    if (rc == RC_OK) rc = job_set_register(&r->set, r->state, r->identity.data, e);
+    buf_free(&folder);
+    return rc;
+}
+
+/* Counts what is there, records what is known to fail, lists what must run. */
+static enum rc plan(struct run *r, struct err *e)
+{
+    struct state_counts c;
+    enum rc rc = state_count(r->state, &c, e);
+    if (rc != RC_OK) return rc;
+    r->done = c.done;
+    r->failed = c.failed;
+    r->pending = calloc(r->set.n_entries + 1, sizeof *r->pending);
+    r->held = calloc(r->set.n_entries + 1, sizeof *r->held);
+    if (!r->pending || !r->held) return err_no_memory(e);
+    progress_start(&r->progress, r->set.n_entries, c.done + c.failed, r->options->quiet);
+    for (size_t i = 0; i < r->set.n_entries && rc == RC_OK; i++) {
+        const struct job_entry *entry = &r->set.entries[i];
+        const struct job_timing none = {0};
+        if (state_has_result(r->state, entry->key)) continue;
+        if (entry->fault)
+            rc = store_fault(r, i, entry->fault, &none, e);
+        else
+            r->pending[r->n_pending++] = i;
+    }
+    return rc;
+}
+
+/* Signals that end a run, blocked and readable; those set to be ignored are left alone. -1 with errno on failure. */
+static int open_signals(void)
+{
+    static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
+        struct sigaction now;
+        if (!sigaction(stops[i], NULL, &now) && now.sa_handler != SIG_IGN) sigaddset(&set, stops[i]);
+    }
+    if (sigprocmask(SIG_BLOCK, &set, NULL)) return -1;
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+static enum rc run_pending(struct run *r, struct dispatch_result *out, struct err *e)
+{
+    struct dispatch_source source = {.ctx = r, .n = r->n_pending, .build = source_build, .release = source_release,
+                                     .attempts = source_attempts, .commit = source_commit, .settle = source_settle,
+                                     .turn = source_turn, .before_log = source_before_log};
+    *out = (struct dispatch_result){.end = DISPATCH_DONE};
+    if (!r->n_pending) return RC_OK;
+    int signals = open_signals();
+    if (signals < 0) return err_errno(e, RC_FAILED, EXIT_INTERNAL, "no_signalfd", "cannot watch for signals");
+    enum rc rc = dispatch_run(r->options, r->identity.data, &source, signals, out, e);
+    if (out->tokens > r->tokens) r->tokens = out->tokens;
+    close(signals);
+    return rc;
+}
+
+/* A run that failed in the middle has finished jobs as well: the archive holds them, and the first error stays the one. */
+static enum rc finish(struct run *r, enum rc ran, struct err *e)
+{
+    if (!r->state || !r->pending) return ran;
+    enum rc rc = export_archive(r->state, r->options->out, r->options->force, e);
+    return ran == RC_OK ? rc : ran;
+}
+
+static int exit_status_of(const struct run *r, const struct dispatch_result *d)
+{
+    if (d->end == DISPATCH_STOPPED) return EXIT_RESUMABLE;
+    if (d->end == DISPATCH_GAVE_UP) return d->exit_status;
+    return r->failed ? EXIT_SOME_FAILED : EXIT_DONE;
+}
+
+static const char *note_of(const struct dispatch_result *d)
+{
+    if (d->end == DISPATCH_STOPPED) return "stopped; the same command continues";
+    if (d->end == DISPATCH_GAVE_UP) return "the ranks are unavailable; the same command continues";
+    return "";
+}
+
+static void close_all(struct run *r)
+{
+    for (size_t i = 0; i < r->n_pending; i++) free_held(r->held[i]);
+    free(r->held);
+    free(r->pending);
+    state_close(r->state);
+    buf_free(&r->identity);
+    prompter_close(r->prompter);
+    job_set_free(&r->set);
+}
+
+int cmd_run(const struct options *o)
+{
+    struct run r = {.options = o};
+    struct err e = {0};
+    struct dispatch_result d = {.end = DISPATCH_DONE};
+    char line[sizeof e.text + 400];
+    if (o->quiet) log_set(LOG_WARN, "");
+    enum rc rc = open_all(&r, &e);
+    if (rc == RC_OK) rc = plan(&r, &e);
+    if (rc == RC_OK) rc = run_pending(&r, &d, &e);
+    rc = finish(&r, rc, &e);
+    int status = rc == RC_OK ? exit_status_of(&r, &d) : e.exit_status ? e.exit_status : EXIT_INTERNAL;
+    if (rc != RC_OK) {
+        progress_hide(&r.progress);
+        log_line(LOG_ERROR, "%s", err_format(&e, line, sizeof line));
+    } else {
+        progress_update(&r.progress, r.done, r.failed, r.tokens);
+        progress_finish(&r.progress, note_of(&d));
+    }
+    close_all(&r);
+    return status;
+}
