@@ -14,7 +14,7 @@ endforeach()
 set_property(DIRECTORY "${CMAKE_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${identity_sources})
 
 string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
-get_target_property(common_flags tandem_flags INTERFACE_COMPILE_OPTIONS)
+get_target_property(common_flags tandem_plain_flags INTERFACE_COMPILE_OPTIONS)
 list(FILTER common_flags EXCLUDE REGEX "^-W")
 set(identity "${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_SYSTEM_PROCESSOR}\n")
 string(APPEND identity "${CMAKE_C_FLAGS} ${CMAKE_C_FLAGS_${build_type}} ${common_flags} openmp=${TANDEM_OPENMP}\n")

@@ -128,6 +128,7 @@ static enum rc open_work(struct engine *e, struct err *err)
         .max_rows = max_rows,
         .max_picks = e->o.active,
         .kv_pages = n_pages,
+        .kv = e->o.kv,
         .trace = e->o.trace,
         .on_layer = on_layer,
         .on_layer_ctx = e,

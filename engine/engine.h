@@ -33,6 +33,7 @@ struct engine_options {
     int active;              /* sequences computed at once, 1..64 */
     int context;             /* longest sequence, tokens; 0: the model's */
     int64_t kv_tokens;       /* KV capacity in tokens over all sequences, 0: active * context */
+    enum kv_format kv;
     int prefill_rows;        /* prompt rows of a step, a multiple of 64; 0: 512 */
     bool trace;              /* keep hashes of hidden rows and logits per generated token */
     struct fault fault;      /* FAULT_NONE: no */

@@ -15,7 +15,11 @@
 /* Which reduction trees a row uses: prompt tokens are PREFILL, generated tokens DECODE, always. */
 enum kern_provenance { KERN_PREFILL, KERN_DECODE };
 
-enum kv_format { KV_F16 };
+/* How keys and values are stored. F32 doubles the memory and takes the rounding of the store out of an answer. */
+enum kv_format { KV_F16, KV_F32, KV_FORMATS };
+const char *kv_format_name(enum kv_format f); /* "f16" */
+bool kv_format_parse(const char *name, enum kv_format *out);
+size_t kv_format_bytes(enum kv_format f); /* of one value */
 
 enum { KV_PAGE_TOKENS = 64 };
 

@@ -13,7 +13,7 @@
 #include "partition.h"
 #include "quant.h"
 
-enum { KV_VALUE_BYTES = 2, KV_PAGE = 64 };
+enum { KV_PAGE = 64 };
 
 static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
@@ -66,6 +66,8 @@ static uint64_t rank_bytes_of(const struct tensor_view *t, const struct model_co
 static void print_ranks(const struct options *o, const struct model_file *m, const struct model_config *c,
                         const struct partition *p)
 {
+    enum kv_format kv = KV_F16;
+    kv_format_parse(o->kv, &kv);
     int context = o->context ? o->context : c->context;
     int64_t tokens = o->kv_tokens ? o->kv_tokens : (int64_t)o->active * context;
     tokens = (tokens + KV_PAGE - 1) / KV_PAGE * KV_PAGE;
@@ -77,7 +79,7 @@ static void print_ranks(const struct options *o, const struct model_file *m, con
         for (size_t i = 0; i < model_file_tensor_count(m); i++)
             weights += rank_bytes_of(model_file_tensor_at(m, i), c, part);
         uint64_t per_token =
-            (uint64_t)c->n_layers * 2 * (uint64_t)part->kv_heads.count * (uint64_t)c->head_dim * KV_VALUE_BYTES;
+            (uint64_t)c->n_layers * 2 * (uint64_t)part->kv_heads.count * (uint64_t)c->head_dim * kv_format_bytes(kv);
         printf("  %4d  %11d  %8d  %5d  %10d  %11.1f  %14" PRIu64 "  %8.1f\n", r, part->q_heads.count,
                part->kv_heads.count, part->ffn.count, part->vocab.count, mib(weights), per_token,
                mib(per_token * (uint64_t)tokens));

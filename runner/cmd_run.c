@@ -214,6 +214,8 @@ static enum rc open_all(struct run *r, struct err *e)
     if (rc == RC_OK) rc = state_open(folder.data, STATE_WRITE, &r->state, e);
     if (rc == RC_OK) rc = state_bind_identity(r->state, r->identity.data, e);
     if (rc == RC_OK) rc = job_set_register(&r->set, r->state, r->identity.data, e);
+    /* A night's work must not end at an output that may not be written. */
+    if (rc == RC_OK) rc = export_check(r->state, o->out, o->force, e);
     buf_free(&folder);
     return rc;
 }
@@ -321,7 +323,7 @@ int cmd_run(const struct options *o)
         log_line(LOG_ERROR, "%s", err_format(&e, line, sizeof line));
     } else {
         progress_update(&r.progress, r.done, r.failed, r.tokens);
-        progress_finish(&r.progress, note_of(&d));
+        progress_finish(&r.progress, note_of(&d), o->out);
     }
     close_all(&r);
     return status;

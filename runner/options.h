@@ -24,6 +24,7 @@ struct options {
     int active;               /* default 4 */
     int context;              /* 0: the model's */
     int64_t kv_tokens;        /* 0: active * context */
+    const char *kv;           /* "f16", "f32" */
     int prefill_rows;         /* 0: 512 */
     struct lockstep_bounds bounds; /* --collective-timeout, --lockstep-timeout, --watchdog: seconds, decimals allowed */
     double grace_s;           /* --grace, default 20 */

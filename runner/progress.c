@@ -120,7 +120,7 @@ void progress_hide(struct progress *p)
     p->last_us = 0; /* the next update draws at once */
 }
 
-void progress_finish(struct progress *p, const char *note)
+void progress_finish(struct progress *p, const char *note, const char *out_path)
 {
     progress_hide(p);
     if (p->quiet) return;
@@ -128,7 +128,7 @@ void progress_finish(struct progress *p, const char *note)
     double seconds = (double)(clock_now_us() - p->start_us) / 1e6;
     duration_text(seconds, took, sizeof took);
     size_t pending = p->total > finished(p) ? p->total - finished(p) : 0;
-    log_line(LOG_INFO, "%s%s%zu done, %zu failed, %zu pending; %" PRIu64 " tokens in %s (%.1f tok/s)", note,
-             *note ? ": " : "", p->done, p->failed, pending, p->tokens, took,
-             seconds > 0 ? (double)p->tokens / seconds : 0.0);
+    log_line(LOG_INFO, "%s%s%zu jobs: %zu done, %zu failed, %zu pending; %" PRIu64 " tokens in %s (%.1f tok/s); %s", note,
+             *note ? ": " : "", p->total, p->done, p->failed, pending, p->tokens, took,
+             seconds > 0 ? (double)p->tokens / seconds : 0.0, out_path);
 }

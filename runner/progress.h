@@ -27,9 +27,9 @@ void progress_start(struct progress *p, size_t total, size_t already_done, bool 
 void progress_update(struct progress *p, size_t done, size_t failed, uint64_t tokens);
 /* Clears the bar so that a log line can be written; the next update draws it again. */
 void progress_hide(struct progress *p);
-/* Clears the bar and, unless quiet, writes the final line: counts, tokens, time. note: "" or a reason for an early
- * end. */
-void progress_finish(struct progress *p, const char *note);
+/* Clears the bar and, unless quiet, writes the final line: counts, tokens, time, output. note: "" or a reason for
+ * an early end. */
+void progress_finish(struct progress *p, const char *note, const char *out_path);
 
 /* The bar's text for given numbers, without control characters; at most columns wide. For progress.c and its test. */
 void progress_text(const struct progress *p, int64_t now_us, char *out, size_t out_bytes);

@@ -37,6 +37,7 @@ static const struct field fields[] = {
     {"--active", FIELD_INT, offsetof(struct rank_args, options.active)},
     {"--context", FIELD_INT, offsetof(struct rank_args, options.context)},
     {"--kv-tokens", FIELD_INT64, offsetof(struct rank_args, options.kv_tokens)},
+    {"--kv", FIELD_TEXT, offsetof(struct rank_args, options.kv)},
     {"--prefill-rows", FIELD_INT, offsetof(struct rank_args, options.prefill_rows)},
     {"--trace", FIELD_BOOL, offsetof(struct rank_args, options.trace)},
     {"--quiet", FIELD_BOOL, offsetof(struct rank_args, options.quiet)},
@@ -63,7 +64,7 @@ struct rank_args rank_args_make(const struct options *o, int group, int rank)
     struct rank_args a = {
         .options = {.model = o->model, .chat_format = o->chat_format, .backend = o->backend, .isa = o->isa,
                     .ranks = o->ranks, .threads = o->threads > 0 ? o->threads : share_of_cores(o), .active = o->active,
-                    .context = o->context, .kv_tokens = o->kv_tokens, .prefill_rows = o->prefill_rows,
+                    .context = o->context, .kv_tokens = o->kv_tokens, .kv = o->kv, .prefill_rows = o->prefill_rows,
                     .trace = o->trace, .quiet = o->quiet, .fault = o->fault},
         .rank = rank,
         .group = group,
@@ -167,6 +168,8 @@ enum rc rank_args_read(int argc, char **argv, struct rank_args *out, struct err 
 struct engine_options rank_args_engine(const struct rank_args *a)
 {
     const struct options *o = &a->options;
+    enum kv_format kv = KV_F16;
+    if (o->kv) kv_format_parse(o->kv, &kv);
     return (struct engine_options){
         .model_path = o->model,
         .rank = a->rank,
@@ -174,6 +177,7 @@ struct engine_options rank_args_engine(const struct rank_args *a)
         .active = o->active,
         .context = o->context,
         .kv_tokens = o->kv_tokens,
+        .kv = kv,
         .prefill_rows = o->prefill_rows,
         .trace = o->trace,
         .fault = o->fault,

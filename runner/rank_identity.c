@@ -60,6 +60,6 @@ enum rc rank_identity(const struct options *o, struct buf *out, struct err *e)
                chat_format_name(p.template));
     buf_printf(out, "backend=%s\nbuild=%s\nranks=%d\npartition=%016" PRIx64 "\n", p.numerics, TANDEM_KERN_BUILD, o->ranks,
                partition_digest(&p.partition));
-    buf_printf(out, "weights=native\nkv=f16\n");
+    buf_printf(out, "weights=native\nkv=%s\n", o->kv ? o->kv : kv_format_name(KV_F16));
     return out->failed ? err_no_memory(e) : RC_OK;
 }

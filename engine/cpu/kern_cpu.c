@@ -410,10 +410,10 @@ static void attention(struct kern *k, const struct kern_attn_shape *s, enum kern
         c->isa->attn->prefill(&call, c->scratch, c->threads);
 }
 
-/* K and V, F16. */
+/* K and V. */
 static size_t kv_page_bytes(const struct kern_attn_shape *s)
 {
-    return 2 * sizeof(uint16_t) * KV_PAGE_TOKENS * (size_t)s->n_kv_heads * (size_t)s->head_dim;
+    return 2 * kv_format_bytes(s->kv) * KV_PAGE_TOKENS * (size_t)s->n_kv_heads * (size_t)s->head_dim;
 }
 
 static void swiglu(struct kern *k, const float *gate_up, int rows, int f, float *y)

@@ -1,4 +1,4 @@
-/* kern_cpu_attn: RoPE, the paged F16 KV cache and causal attention, compiled once per instruction set.
+/* kern_cpu_attn: RoPE, the paged KV cache (F16 or F32) and causal attention, compiled once per instruction set.
  *
  * A page holds, per KV head, K as [head_dim][64 tokens] and then V as [64 tokens][head_dim]. So both products of
  * attention are small matrix products with lanes over the page's stored order: scores q K^T have a lane per key, outputs
@@ -11,9 +11,9 @@
  * selected away; their V rows are not read at all. Free slots may hold anything.
  *
  * PREFILL takes pieces of up to 64 query positions (cut at absolute multiples of 64) and ATTN_Q_HEADS query heads of one
- * KV head: pages are converted to float32 once per piece and met by tiles of positions; the last page, where each row
- * has its own number of keys, by tiles of the heads of one row. DECODE reads the F16 page directly, once for a KV head's
- * query heads. */
+ * KV head: F16 pages are converted to float32 once per piece and met by tiles of positions; the last page, where each row
+ * has its own number of keys, by tiles of the heads of one row. DECODE reads the page as it is, once for a KV head's query
+ * heads. */
 #include "kern_cpu_impl.h"
 #include "kern_cpu_vec.h"
 
@@ -46,12 +46,25 @@ static int scratch_index(void)
 #endif
 }
 
-/* K of one KV head within a page; V follows after 64 * head_dim. */
-static uint16_t *page_keys(const struct cpu_attn_call *c, int32_t page, int kv_head)
+/* K and V of one KV head within a page, in the stored format; the other pair is NULL. */
+struct stored {
+    uint16_t *keys16, *values16;
+    float *keys, *values;
+};
+
+static struct stored stored_page(const struct cpu_attn_call *c, int32_t page, int kv_head)
 {
-    size_t head = 2 * (size_t)KV_PAGE_TOKENS * (size_t)c->shape->head_dim;
-    char *base = c->kv.base_dev;
-    return (uint16_t *)(void *)(base + (size_t)page * c->kv.page_bytes) + (size_t)kv_head * head;
+    const size_t half = (size_t)KV_PAGE_TOKENS * (size_t)c->shape->head_dim, first = 2 * half * (size_t)kv_head;
+    void *base = (char *)c->kv.base_dev + (size_t)page * c->kv.page_bytes;
+    struct stored s = {0};
+    if (c->shape->kv == KV_F32) {
+        s.keys = (float *)base + first;
+        s.values = s.keys + half;
+    } else {
+        s.keys16 = (uint16_t *)base + first;
+        s.values16 = s.keys16 + half;
+    }
+    return s;
 }
 
 static size_t qkv_stride(const struct kern_attn_shape *s)
@@ -87,13 +100,18 @@ static void append_row(const struct cpu_attn_call *c, const struct kern_segment 
     for (int h = 0; h < s->n_heads + s->n_kv_heads; h++) rotate(row + h * dim, angles, s);
     for (int h = 0; h < s->n_kv_heads; h++) {
         const float *k = row + (s->n_heads + h) * dim, *v = k + s->n_kv_heads * dim;
-        uint16_t *keys = page_keys(c, g->pages[position / KV_PAGE_TOKENS], h), half[16];
+        const struct stored to = stored_page(c, g->pages[position / KV_PAGE_TOKENS], h);
+        if (to.keys) {
+            for (int d = 0; d < dim; d++) to.keys[d * KV_PAGE_TOKENS + slot] = k[d];
+            memcpy(to.values + slot * dim, v, (size_t)dim * sizeof *v);
+            continue;
+        }
+        uint16_t half[16];
         for (int d = 0; d < dim; d += 16) {
             KERN_UNROLL for (int i = 0; i < NV; i++) vf_to_f16(half + i * VF, vf_load(k + d + i * VF));
-            for (int i = 0; i < 16; i++) keys[(d + i) * KV_PAGE_TOKENS + slot] = half[i];
+            for (int i = 0; i < 16; i++) to.keys16[(d + i) * KV_PAGE_TOKENS + slot] = half[i];
         }
-        uint16_t *values = keys + (KV_PAGE_TOKENS + slot) * dim;
-        for (int d = 0; d < dim; d += VF) vf_to_f16(values + d, vf_load(v + d));
+        for (int d = 0; d < dim; d += VF) vf_to_f16(to.values16 + slot * dim + d, vf_load(v + d));
     }
 }
 
@@ -122,7 +140,7 @@ struct rows {
     int dim;
 };
 
-/* One page of one KV head: F16 as stored, or float32 copies. */
+/* One page of one KV head: F16 as stored, or float32, stored or copied. */
 struct page {
     const uint16_t *keys16, *values16;
     const float *keys, *values;
@@ -360,10 +378,14 @@ static void prefill_piece(const struct cpu_attn_call *c, const struct piece *p, 
     const int first = p->segment->position_first + p->row, own = first / KV_PAGE_TOKENS;
     const int page_values = KV_PAGE_TOKENS * t.dim;
     for (int i = 0; i <= own; i++) {
-        const uint16_t *keys = page_keys(c, p->segment->pages[i], p->kv_head);
-        widen(keys, page_values, scratch->keys);
-        widen(keys + page_values, page_values, scratch->values);
-        struct page page = {NULL, NULL, scratch->keys, scratch->values, KV_PAGE_TOKENS};
+        const struct stored from = stored_page(c, p->segment->pages[i], p->kv_head);
+        struct page page = {NULL, NULL, from.keys, from.values, KV_PAGE_TOKENS};
+        if (from.keys16) {
+            widen(from.keys16, page_values, scratch->keys);
+            widen(from.values16, page_values, scratch->values);
+            page.keys = scratch->keys;
+            page.values = scratch->values;
+        }
         struct rows head = t;
         for (int h = 0; i < own && h < p->heads; h++) {
             step_rows(head, p->rows, &page);
@@ -385,8 +407,8 @@ static void decode_piece(const struct cpu_attn_call *c, const struct piece *p, s
     const struct rows t = begin_piece(c, p, scratch), heads = heads_of_row(t, 0);
     const int position = p->segment->position_first + p->row, own = position / KV_PAGE_TOKENS;
     for (int i = 0; i <= own; i++) {
-        const uint16_t *keys = page_keys(c, p->segment->pages[i], p->kv_head);
-        struct page page = {keys, keys + KV_PAGE_TOKENS * t.dim, NULL, NULL, KV_PAGE_TOKENS};
+        const struct stored from = stored_page(c, p->segment->pages[i], p->kv_head);
+        struct page page = {from.keys16, from.values16, from.keys, from.values, KV_PAGE_TOKENS};
         if (i == own) page.n_keys = position % KV_PAGE_TOKENS + 1;
         step_rows(heads, p->heads, &page);
     }

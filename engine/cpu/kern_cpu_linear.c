@@ -19,6 +19,7 @@
 enum {
     DECODE_ROWS = 8, /* activation rows that share one unpacking, at most */
     PREFETCH_BYTES = 4096,
+    PREFILL_ROWS = 144, /* activation rows that stay in the second-level cache while all panels pass */
 #if KERN_ISA_ID == 2
     CHAINS = 2, /* partial chains of a group's dot product */
     TILE_ROWS = 12,
@@ -316,33 +317,30 @@ KERN_INLINE void tile(int rows, const struct tile_call *c)
         KERN_UNROLL for (int v = 0; v < TV; v++) vf_store(c->y + (size_t)r * ldy + v * VF, acc[r][v]);
 }
 
-static void run_tile(const struct tile_call *c, int rows)
+/* Heights of tiles there are: the full one, and powers of two for what is left. */
+static int tile_height(int left)
 {
-#define TILE_CASE(R) \
-    case R: tile(R, c); break;
-    switch (rows) {
-        TILE_CASE(1)
-        TILE_CASE(2)
-#if KERN_ISA_ID > 0
-        TILE_CASE(3)
-        TILE_CASE(4)
-        TILE_CASE(5)
-        TILE_CASE(6)
-#endif
-#if KERN_ISA_ID == 2
-        TILE_CASE(7)
-        TILE_CASE(8)
-        TILE_CASE(9)
-        TILE_CASE(10)
-        TILE_CASE(11)
-        TILE_CASE(12)
-#endif
-    default: break;
-    }
-#undef TILE_CASE
+    if (left >= TILE_ROWS) return TILE_ROWS;
+    return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* One row tile against the decoded block, all PREFILL_OUTS outputs. Where fewer exist, the tile works on a copy. */
+static void run_tile(const struct tile_call *c, int rows)
+{
+    switch (rows) {
+#if KERN_ISA_ID == 2
+    case 12: tile(12, c); break;
+    case 8: tile(8, c); break;
+    case 4: tile(4, c); break;
+#elif KERN_ISA_ID == 1
+    case 6: tile(6, c); break;
+    case 4: tile(4, c); break;
+#endif
+    case 2: tile(2, c); break;
+    default: tile(1, c); break;
+    }
+}
+
+/* One tile's rows against the decoded block, all PREFILL_OUTS outputs. Where fewer exist, it works on a copy. */
 static void tile_rows(struct tile_call c, int rows, int n_out)
 {
     float copy[TILE_ROWS * PREFILL_OUTS];
@@ -381,10 +379,11 @@ static void prefill_item(const struct kern_weight *w, int i, const float *x, int
         const int n = w->cols - k < PREFILL_BLOCK ? w->cols - k : PREFILL_BLOCK;
         decode_columns(p, at, k, n, b);
         if (two) decode_columns(p, at + p->panel_bytes, k, n, b + PANEL_ROWS);
-        for (int r = 0; r < rows; r += TILE_ROWS) {
+        for (int r = 0, height; r < rows; r += height) {
+            height = tile_height(rows - r);
             struct tile_call c = {x + (size_t)r * (size_t)w->cols + k, (size_t)w->cols, b, n,
                                   to + (size_t)r * (size_t)w->rows, (size_t)w->rows, k == 0};
-            tile_rows(c, rows - r < TILE_ROWS ? rows - r : TILE_ROWS, outs_of(p, panel, PREFILL_OUTS));
+            tile_rows(c, height, outs_of(p, panel, PREFILL_OUTS));
         }
     }
 }
@@ -393,13 +392,18 @@ static void linear_prefill(const struct kern_weight *w, const float *x, int rows
                            int threads)
 {
     const int n_items = count_items(w, PREFILL_OUTS / PANEL_ROWS);
+    for (int first = 0; first < rows; first += PREFILL_ROWS) {
+        const int n = rows - first < PREFILL_ROWS ? rows - first : PREFILL_ROWS;
+        const float *xs = x + (size_t)first * (size_t)w->cols;
+        float *ys = y + (size_t)first * (size_t)w->rows;
 #if defined(_OPENMP)
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int i = 0; i < n_items; i++) prefill_item(w, i, x, rows, y, scratch[omp_get_thread_num()].panel);
+        for (int i = 0; i < n_items; i++) prefill_item(w, i, xs, n, ys, scratch[omp_get_thread_num()].panel);
 #else
-    (void)threads;
-    for (int i = 0; i < n_items; i++) prefill_item(w, i, x, rows, y, scratch[0].panel);
+        for (int i = 0; i < n_items; i++) prefill_item(w, i, xs, n, ys, scratch[0].panel);
 #endif
+    }
+    (void)threads;
 }
 
 const struct cpu_linear_ops KERN_NAME(kern_cpu_linear) = {linear_decode, linear_prefill};

@@ -121,7 +121,7 @@ enum rc model_forward_open(const struct model_forward_options *o, struct model_f
         .head_dim = c->head_dim,
         .rope_dim = c->rope_dim,
         .rope_adjacent = c->rope_adjacent,
-        .kv = KV_F16,
+        .kv = o->kv,
     };
     f->o_width = f->shape.n_heads * c->head_dim;
     f->qkv_width = (f->shape.n_heads + 2 * f->shape.n_kv_heads) * c->head_dim;

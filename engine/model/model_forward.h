@@ -22,6 +22,7 @@ struct model_forward_options {
     int max_rows;     /* rows of a step */
     int max_picks;    /* rows of a step that want logits */
     int kv_pages;
+    enum kv_format kv;
     bool trace;       /* hash hidden rows and logits of picks */
     /* Called after the attention sum of every layer; x_dev[rows][hidden] is the residual stream. */
     void (*on_layer)(void *ctx, int layer, float *x_dev, int rows);

@@ -1,5 +1,5 @@
-/* segment_ranks: ranks as threads over one segment in ordinary memory, for tests. A body must not assert (cmocka's jumps do
- * not cross threads): it reports through its struct and the test asserts after rank_threads_run. */
+/* segment_ranks: ranks as threads over one segment in ordinary memory, for tests. A body must not assert (cmocka's
+ * jumps do not cross threads): it reports through its struct and the test asserts after rank_threads_run. */
 #ifndef TANDEM_SEGMENT_RANKS_H
 #define TANDEM_SEGMENT_RANKS_H
 

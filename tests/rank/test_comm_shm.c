@@ -1,11 +1,12 @@
 /* Sums, gathers and barriers through the segment, with ranks as threads and once as processes. Data differ by rank and
  * place and their sums are inexact, so a wrong index, slot or order of ranks changes bits. */
 #define _GNU_SOURCE
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include <stdatomic.h>
 #include <sys/mman.h>

@@ -55,9 +55,9 @@ static int teardown(void **state)
     return 0;
 }
 
-static struct engine_group group_of(const struct fixture *f, int ranks)
+static struct engine_group group_of(const struct fixture *f, int ranks, enum kv_format kv)
 {
-    return (struct engine_group){.options = {.model_path = f->path, .ranks = ranks, .active = 4, .trace = true},
+    return (struct engine_group){.options = {.model_path = f->path, .ranks = ranks, .active = 4, .kv = kv, .trace = true},
                                  .threads = 1, .bounds = lockstep_bounds_default()};
 }
 
@@ -83,10 +83,10 @@ static void assert_same(const struct engine_group_result *a, const struct engine
 }
 
 /* The yardstick: each request alone. */
-static void run_alone(const struct fixture *f, int ranks, struct engine_group_result out[N_REQUESTS])
+static void run_alone(const struct fixture *f, int ranks, enum kv_format kv, struct engine_group_result out[N_REQUESTS])
 {
     for (int i = 0; i < N_REQUESTS; i++) {
-        struct engine_group g = group_of(f, ranks);
+        struct engine_group g = group_of(f, ranks, kv);
         run(&g, &f->requests[i], 1, &out[i]);
         assert_int_equal(g.stats.max_sequences_in_step, 1);
     }
@@ -97,8 +97,8 @@ static void test_alone_batched_reversed(void **state)
     struct fixture *f = *state;
     for (int ranks = 1; ranks <= 4; ranks++) {
         struct engine_group_result alone[N_REQUESTS], batched[N_REQUESTS];
-        run_alone(f, ranks, alone);
-        struct engine_group g = group_of(f, ranks);
+        run_alone(f, ranks, KV_F16, alone);
+        struct engine_group g = group_of(f, ranks, KV_F16);
         run(&g, f->requests, N_REQUESTS, batched);
         assert_true(g.stats.max_sequences_in_step >= 3);
         for (int i = 0; i < N_REQUESTS; i++) assert_same(&alone[i], &batched[i]);
@@ -118,25 +118,27 @@ static void test_preemption_and_prompt_cuts(void **state)
     struct fixture *f = *state;
     static const int prefill_rows[] = {64, 128, 1024};
     struct engine_group_result alone[N_REQUESTS], batched[N_REQUESTS];
-    run_alone(f, 2, alone);
-    for (size_t c = 0; c < sizeof prefill_rows / sizeof prefill_rows[0]; c++) {
-        struct engine_group g = group_of(f, 2);
-        g.options.prefill_rows = prefill_rows[c];
-        g.options.context = 704;
-        g.options.kv_tokens = 832; /* together they need 1,984 */
-        run(&g, f->requests, N_REQUESTS, batched);
-        assert_true(g.stats.preemptions > 0);
-        for (int i = 0; i < N_REQUESTS; i++) assert_same(&alone[i], &batched[i]);
-        engine_group_free(batched, N_REQUESTS);
+    for (int kv = 0; kv < KV_FORMATS; kv++) {
+        run_alone(f, 2, (enum kv_format)kv, alone);
+        for (size_t c = 0; c < sizeof prefill_rows / sizeof prefill_rows[0]; c++) {
+            struct engine_group g = group_of(f, 2, (enum kv_format)kv);
+            g.options.prefill_rows = prefill_rows[c];
+            g.options.context = 704;
+            g.options.kv_tokens = 832; /* together they need 1,984 */
+            run(&g, f->requests, N_REQUESTS, batched);
+            assert_true(g.stats.preemptions > 0);
+            for (int i = 0; i < N_REQUESTS; i++) assert_same(&alone[i], &batched[i]);
+            engine_group_free(batched, N_REQUESTS);
+        }
+        engine_group_free(alone, N_REQUESTS);
     }
-    engine_group_free(alone, N_REQUESTS);
 }
 
 static void test_threads(void **state)
 {
     struct fixture *f = *state;
     struct engine_group_result one[N_REQUESTS], three[N_REQUESTS];
-    struct engine_group g = group_of(f, 1);
+    struct engine_group g = group_of(f, 1, KV_F16);
     run(&g, f->requests, N_REQUESTS, one);
     g.threads = 3;
     run(&g, f->requests, N_REQUESTS, three);
@@ -150,10 +152,10 @@ static void test_rank_counts_agree(void **state)
 {
     struct fixture *f = *state;
     struct engine_group_result one, more;
-    struct engine_group g = group_of(f, 1);
+    struct engine_group g = group_of(f, 1, KV_F16);
     run(&g, &f->requests[0], 1, &one);
     for (int ranks = 2; ranks <= 4; ranks++) {
-        g = group_of(f, ranks);
+        g = group_of(f, ranks, KV_F16);
         run(&g, &f->requests[0], 1, &more);
         assert_memory_equal(one.tokens, more.tokens, 32 * sizeof *one.tokens);
         engine_group_free(&more, 1);
@@ -166,7 +168,7 @@ static void test_stop_strings(void **state)
 {
     struct fixture *f = *state;
     struct engine_group_result whole, cut;
-    struct engine_group g = group_of(f, 2);
+    struct engine_group g = group_of(f, 2, KV_F16);
     run(&g, &f->requests[2], 1, &whole);
     size_t at = strlen(whole.text) / 4; /* three ASCII bytes in a row: two or three tokens, no replacement character */
     while (whole.text[at] && !(whole.text[at] > 0 && whole.text[at + 1] > 0 && whole.text[at + 2] > 0)) at++;
@@ -191,7 +193,7 @@ static void test_disagreement_is_found(void **state)
     struct fixture *f = *state;
     static const enum fault_kind kinds[] = {FAULT_TOKEN, FAULT_STATE, FAULT_PLAN};
     for (int i = 0; i < 12; i++) {
-        struct engine_group g = group_of(f, 2);
+        struct engine_group g = group_of(f, 2, KV_F16);
         struct engine_group_result result;
         g.options.fault = (struct fault){.kind = kinds[i / 4], .rank = i % 2, .step = i / 2 % 2 ? 1 : 20};
         assert_false(engine_group_run(&g, &f->requests[0], 1, &result));

@@ -1,11 +1,12 @@
-/* Segment, plan, record, poison and the bounded wait, with ranks as threads. Bounds are short here; what a test waits for
- * in vain is bounded by them. */
+/* Segment, plan, record, poison and the bounded wait, with ranks as threads. Bounds are short here; what a test waits
+ * for in vain is bounded by them. */
 #define _GNU_SOURCE
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -92,9 +92,9 @@ static void test_elsewhere_only_the_final_line(void **ctx)
     struct capture c = capture_start(false);
     progress_start(&p, 10, 0, false);
     for (size_t i = 0; i < 10; i++) progress_update(&p, i + 1, 0, i * 10);
-    progress_finish(&p, "");
+    progress_finish(&p, "", "out.tar");
     capture_end(&c, text, sizeof text);
-    assert_int_equal(strncmp(text, "tandem: 10 done, 0 failed, 0 pending; 90 tokens in 0s", 53), 0);
+    assert_int_equal(strncmp(text, "tandem: 10 jobs: 10 done, 0 failed, 0 pending; 90 tokens in 0s", 62), 0);
     assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
 }
 
@@ -123,7 +123,7 @@ static void test_quiet_is_silent(void **ctx)
         progress_start(&p, 10, 3, true);
         p.last_us -= 60000000;
         progress_update(&p, 4, 1, 100);
-        progress_finish(&p, "stopped");
+        progress_finish(&p, "stopped", "out.tar");
         capture_end(&c, text, sizeof text);
         assert_string_equal(text, "");
     }
@@ -143,7 +143,7 @@ static void test_bar_is_drawn_and_cleared(void **ctx)
     progress_update(&p, 3, 0, 9); /* too soon to draw */
     progress_hide(&p);
     progress_hide(&p);
-    progress_finish(&p, "stopped by a signal");
+    progress_finish(&p, "stopped by a signal", "out.tar");
     capture_end(&c, text, sizeof text);
     assert_non_null(strstr(text, "1 of 4 jobs are done already"));
     char *bar = strstr(text, "\r[############............] 2/4");
@@ -152,7 +152,7 @@ static void test_bar_is_drawn_and_cleared(void **ctx)
     char *cleared = strstr(bar + 1, "\r\x1b[K");
     assert_non_null(cleared);
     assert_null(strstr(cleared + 1, "\r\x1b[K"));
-    assert_non_null(strstr(cleared, "tandem: stopped by a signal: 3 done, 0 failed, 1 pending; 9 tokens"));
+    assert_non_null(strstr(cleared, "tandem: stopped by a signal: 4 jobs: 3 done, 0 failed, 1 pending; 9 tokens"));
 }
 
 static void test_rate_follows_the_load(void **ctx)
