@@ -43,8 +43,8 @@ sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))' "$1" "$
 }
 
 echo "demo: building" >&2
-cmake --preset release -DTANDEM_TESTS=OFF >/dev/null
-cmake --build build/release --parallel "$(nproc)" -- --no-print-directory --quiet
+cmake --preset release -DTANDEM_TESTS=OFF -DCMAKE_RULE_MESSAGES=OFF >/dev/null
+cmake --build build/release --parallel "$(nproc)" -- --no-print-directory
 model=$(sh jobs/get-model.sh)
 [ -n "$out" ] || out=$(mktemp -d "${TMPDIR:-/tmp}/tandem-demo.XXXXXX")/demo-output.tar.zst
 

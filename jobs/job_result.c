@@ -197,6 +197,7 @@ enum rc job_result_timing(const char *custom_id, int status, const struct job_ti
         {"cached_tokens", t->cached_tokens},
         {"completion_tokens", t->completion_tokens},
         {"steps", t->steps},
+        {"sequences_in_step", t->sequences_in_step},
         {"preemptions", t->preemptions},
         {"attempts", t->attempts},
         {"rank_restarts", t->rank_restarts},

@@ -90,6 +90,7 @@ static struct job_timing timing_of(const struct dispatch_outcome *o, const struc
     t.ttft_us = e->ttft_us;
     t.decode_us = e->decode_us;
     t.steps = e->steps;
+    t.sequences_in_step = e->max_in_step;
     t.preemptions = e->preemptions;
     t.completion_tokens = (int64_t)o->done->n_tokens;
     t.tpot_us = o->done->n_tokens > 1 ? e->decode_us / ((int64_t)o->done->n_tokens - 1) : 0;

@@ -185,9 +185,18 @@ release:
     return rc;
 }
 
+/* A lane takes no more than its share of what is left, so that the group which is ready first does not take everything. */
+static bool has_room(const struct dispatch *d, const struct lane *l)
+{
+    size_t lanes = 0;
+    for (int k = 0; k < d->n_lanes; k++) lanes += !d->lanes[k].gone;
+    size_t share = (d->source->n - d->settled + lanes - 1) / lanes;
+    return l->n_in_flight < l->capacity && (size_t)l->n_in_flight < share;
+}
+
 static enum rc feed(struct dispatch *d, struct lane *l, struct err *e)
 {
-    while (!d->stopping && !l->gone && l->n_in_flight < l->capacity && !(l->alone && l->n_in_flight)) {
+    while (!d->stopping && !l->gone && has_room(d, l) && !(l->alone && l->n_in_flight)) {
         size_t i;
         if (group_state_of(l->group) != GROUP_READY) return RC_OK;
         enum rc rc = next_job(d, l, &i, e);

@@ -1,12 +1,12 @@
 /* kern_cpu: the CPU backend's context, memory and table.
  *
- * The instruction set is chosen once, at open; after that every call goes through the constant tables of the family files
- * (kern_cpu_linear, kern_cpu_attn, kern_cpu_norm), each compiled per instruction set. The name of that set is the
+ * The instruction set is chosen once, at open; after that every call goes through the constant tables of the family
+ * files (kern_cpu_linear, kern_cpu_attn, kern_cpu_norm), each compiled per instruction set. The name of that set is the
  * numerics name: two sets differ in fused operations and in the order of a few sums.
  *
- * Weights are repacked while loading (layout in kern_cpu_impl.h) and the stored bytes are not needed afterwards; only the
- * embedding table stays where the model file is mapped. The context owns one scratch per thread, all of it allocated at
- * open, and the buffer of group sums, which grows with the widest weight; operations allocate nothing.
+ * Weights are repacked while loading (layout in kern_cpu_impl.h) and the stored bytes are not needed afterwards; only
+ * the embedding table stays where the model file is mapped. The context owns one scratch per thread, all of it
+ * allocated at open, and the buffer of group sums, which grows with the widest weight; operations allocate nothing.
  *
  * Threads are OpenMP threads over panels or pieces of attention. Without OpenMP the loops run on the caller. */
 #define _GNU_SOURCE
@@ -123,7 +123,8 @@ static bool mins_fit_f16(const struct kern_weight_part *p)
         for (uint64_t k = p->col_first / BLOCK; k < (p->col_first + p->cols) / BLOCK; k++) {
             int8_t codes[BLOCK];
             float scale, min;
-            quant_decode_codes(p->format, (const uint8_t *)p->bytes + r * row_bytes + k * block_bytes, BLOCK, codes, &scale, &min);
+            quant_decode_codes(p->format, (const uint8_t *)p->bytes + r * row_bytes + k * block_bytes, BLOCK, codes,
+                               &scale, &min);
             if (quant_f16_to_f32(quant_f32_to_f16(min)) != min) return false;
         }
     return true;
@@ -156,10 +157,7 @@ static void choose_layout(const struct kern_weight_part *from, struct cpu_part *
     p->scales = quant_block_values(from->format) == 32 && mins_fit_f16(from) ? SCALES_F16 : SCALES_F32;
 }
 
-static int code_offset(enum quant_format f)
-{
-    return f == QUANT_Q5_0 ? 16 : f == QUANT_Q6_K ? 32 : 0;
-}
+static int code_offset(enum quant_format f) { return f == QUANT_Q5_0 ? 16 : f == QUANT_Q6_K ? 32 : 0; }
 
 static size_t column_bytes(enum cpu_codes codes)
 {
@@ -170,8 +168,8 @@ static size_t column_bytes(enum cpu_codes codes)
 static enum rc bad_shape(const struct kern_weight_part *p, const char *what, struct err *e)
 {
     return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape",
-                   "cpu backend: %s: %s rows %" PRIu64 "+%" PRIu64 ", columns %" PRIu64 "+%" PRIu64 " of %" PRIu64, what,
-                   quant_name(p->format), p->row_first, p->rows, p->col_first, p->cols, p->tensor_cols);
+                   "cpu backend: %s: %s rows %" PRIu64 "+%" PRIu64 ", columns %" PRIu64 "+%" PRIu64 " of %" PRIu64,
+                   what, quant_name(p->format), p->row_first, p->rows, p->col_first, p->cols, p->tensor_cols);
 }
 
 static enum rc check_part(const struct kern_weight_part *p, uint64_t cols, struct err *e)
@@ -181,7 +179,8 @@ static enum rc check_part(const struct kern_weight_part *p, uint64_t cols, struc
     if (p->cols != cols) return bad_shape(p, "stacked parts differ in columns", e);
     if (!p->cols || p->cols > MAX_COLS) return bad_shape(p, "column count", e);
     if (!p->rows || p->rows > MAX_ROWS || p->row_first > UINT64_MAX - p->rows) return bad_shape(p, "row count", e);
-    if (p->col_first > p->tensor_cols || p->cols > p->tensor_cols - p->col_first) return bad_shape(p, "column range", e);
+    if (p->col_first > p->tensor_cols || p->cols > p->tensor_cols - p->col_first)
+        return bad_shape(p, "column range", e);
     if (p->col_first % group || p->cols % group) return bad_shape(p, "columns cut a group", e);
     if (!quant_row_bytes(p->format, p->tensor_cols, &row_bytes)) return bad_shape(p, "row length", e);
     return RC_OK;
@@ -199,7 +198,8 @@ static void write_f16(uint8_t *at, int lane, float value)
     memcpy(at + 2 * lane, &half, sizeof half);
 }
 
-static void pack_row_codes(const struct cpu_part *p, int offset, struct row_codes from, int cols, int lane, uint8_t *panel)
+static void pack_row_codes(const struct cpu_part *p, int offset, struct row_codes from, int cols, int lane,
+                           uint8_t *panel)
 {
     const size_t scale_bytes = p->scales == SCALES_F16 ? 2 * PANEL_ROWS : 4 * PANEL_ROWS;
     for (int k = 0; k < cols; k += p->group, panel += p->group_bytes) {
@@ -230,7 +230,8 @@ static void pack_row_plain(const struct cpu_part *p, const uint8_t *row, int col
 {
     const size_t value_bytes = p->codes == CODES_F32 ? 4 : 2;
     for (int k = 0; k < cols; k++)
-        memcpy(panel + ((size_t)k * PANEL_ROWS + (size_t)lane) * value_bytes, row + (size_t)k * value_bytes, value_bytes);
+        memcpy(panel + ((size_t)k * PANEL_ROWS + (size_t)lane) * value_bytes, row + (size_t)k * value_bytes,
+               value_bytes);
 }
 
 /* Fills the part's (zeroed) panels. work holds the codes of a widened row range. */
@@ -282,7 +283,8 @@ static size_t weight_bytes(const struct kern_weight *w) { return w->memory_bytes
 
 static enum rc plan_weight(const struct kern_weight_part *parts, int n_parts, struct kern_weight *w, struct err *e)
 {
-    if (n_parts < 1) return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "cpu backend: a weight of no parts");
+    if (n_parts < 1)
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "cpu backend: a weight of no parts");
     for (int i = 0; i < n_parts; i++) {
         enum rc rc = check_part(&parts[i], parts[0].cols, e);
         if (rc != RC_OK) return rc;
@@ -370,7 +372,8 @@ static void embed(struct kern *k, const struct kern_weight_part *table, const in
         for (size_t b = first / block; b * block < end; b++) { /* a range that cuts blocks, one block at a time */
             float values[WIDEST_BLOCK];
             quant_decode(table->format, row + b * block_bytes, block, values);
-            const size_t from = b * block < first ? first : b * block, to = (b + 1) * block > end ? end : (b + 1) * block;
+            const size_t from = b * block < first ? first : b * block,
+                         to = (b + 1) * block > end ? end : (b + 1) * block;
             memcpy(y + (from - first), values + (from - b * block), (to - from) * sizeof *y);
         }
     }
@@ -383,7 +386,8 @@ static void rms_norm(struct kern *k, const float *x, const float *w, int rows, i
     context(k)->isa->norm->rms_norm(x, w, rows, n, eps, y);
 }
 
-static void linear(struct kern *k, const struct kern_weight *w, enum kern_provenance p, const float *x, int rows, float *y)
+static void linear(struct kern *k, const struct kern_weight *w, enum kern_provenance p, const float *x, int rows,
+                   float *y)
 {
     const struct kern_cpu *c = context(k);
     if (p == KERN_DECODE)
@@ -400,7 +404,8 @@ static void rope_kv_append(struct kern *k, const struct kern_attn_shape *s, cons
 }
 
 static void attention(struct kern *k, const struct kern_attn_shape *s, enum kern_provenance p,
-                      const struct kern_segment *segments, int n_segments, const float *qkv, struct kern_kv_layer kv, float *o)
+                      const struct kern_segment *segments, int n_segments, const float *qkv, struct kern_kv_layer kv,
+                      float *o)
 {
     const struct kern_cpu *c = context(k);
     const struct cpu_attn_call call = {s, segments, n_segments, qkv, kv, o};
@@ -444,7 +449,8 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
     enum { MAX_THREADS = 1024 };
     const struct isa *found = find_isa(isa);
     if (!found)
-        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "isa_unavailable", "this machine has no instruction set \"%s\"", isa);
+        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "isa_unavailable", "this machine has no instruction set \"%s\"",
+                       isa);
     if (threads < 1 || threads > MAX_THREADS)
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "bad_threads", "%d threads, not 1 to %d", threads, MAX_THREADS);
     struct kern_cpu *c = calloc(1, sizeof *c);

@@ -1,8 +1,8 @@
 /* kern_cpu_attn: RoPE, the paged KV cache (F16 or F32) and causal attention, compiled once per instruction set.
  *
  * A page holds, per KV head, K as [head_dim][64 tokens] and then V as [64 tokens][head_dim]. So both products of
- * attention are small matrix products with lanes over the page's stored order: scores q K^T have a lane per key, outputs
- * p V a lane per dimension. One online softmax step per page, pages in order; every row runs the same chains
+ * attention are small matrix products with lanes over the page's stored order: scores q K^T have a lane per key,
+ * outputs p V a lane per dimension. One online softmax step per page, pages in order; every row runs the same chains
  *   score_j = scale * (chain over d of q_d k_dj);   p_j = e^(score_j - max)
  *   o_d = chain over j of p_j v_jd, continued from o_d * e^(old max - max)
  * in PREFILL and DECODE, in tiles of any number of rows. Chunks, batches and threads therefore change no bit.
@@ -10,10 +10,10 @@
  * Only the row's own page is cut by its position: scores of later slots are computed in lanes of their own, which are
  * selected away; their V rows are not read at all. Free slots may hold anything.
  *
- * PREFILL takes pieces of up to 64 query positions (cut at absolute multiples of 64) and ATTN_Q_HEADS query heads of one
- * KV head: F16 pages are converted to float32 once per piece and met by tiles of positions; the last page, where each row
- * has its own number of keys, by tiles of the heads of one row. DECODE reads the page as it is, once for a KV head's query
- * heads. */
+ * PREFILL takes pieces of up to 64 query positions (cut at absolute multiples of 64) and ATTN_Q_HEADS query heads of
+ * one KV head: F16 pages are converted to float32 once per piece and met by tiles of positions; the last page, where
+ * each row has its own number of keys, by tiles of the heads of one row. DECODE reads the page as it is, once for a KV
+ * head's query heads. */
 #include "kern_cpu_impl.h"
 #include "kern_cpu_vec.h"
 
@@ -91,7 +91,8 @@ static void rotate(float *restrict x, const float *restrict cos_sin, const struc
     }
 }
 
-static void append_row(const struct cpu_attn_call *c, const struct kern_segment *g, int r, const float *cos_sin, float *qkv)
+static void append_row(const struct cpu_attn_call *c, const struct kern_segment *g, int r, const float *cos_sin,
+                       float *qkv)
 {
     const struct kern_attn_shape *s = c->shape;
     const int dim = s->head_dim, position = g->position_first + r, slot = position % KV_PAGE_TOKENS;
@@ -108,7 +109,7 @@ static void append_row(const struct cpu_attn_call *c, const struct kern_segment 
         }
         uint16_t half[16];
         for (int d = 0; d < dim; d += 16) {
-            KERN_UNROLL for (int i = 0; i < NV; i++) vf_to_f16(half + i * VF, vf_load(k + d + i * VF));
+            KERN_EACH (i, NV) vf_to_f16(half + i * VF, vf_load(k + d + i * VF));
             for (int i = 0; i < 16; i++) to.keys16[(d + i) * KV_PAGE_TOKENS + slot] = half[i];
         }
         for (int d = 0; d < dim; d += VF) vf_to_f16(to.values16 + slot * dim + d, vf_load(v + d));
@@ -165,11 +166,11 @@ KERN_INLINE void product(struct tile_kind kind, int n, struct matrix a, struct m
     for (int k = 0; k < n; k++) {
         vf lanes[BLOCKS * NV];
         const size_t at = (size_t)k * b.stride;
-        KERN_UNROLL for (int v = 0; v < kind.blocks * NV; v++)
+        KERN_EACH (v, kind.blocks * NV)
             lanes[v] = kind.f16 ? vf_from_f16(b.half + at + v * VF) : vf_load(b.full + at + v * VF);
-        KERN_UNROLL for (int r = 0; r < kind.rows; r++) {
+        KERN_EACH (r, kind.rows) {
             vf x = vf_set1(a.full[(size_t)r * a.stride + (size_t)k]);
-            KERN_UNROLL for (int v = 0; v < kind.blocks * NV; v++) acc[r][v] = vf_fma(x, lanes[v], acc[r][v]);
+            KERN_EACH (v, kind.blocks * NV) acc[r][v] = vf_fma(x, lanes[v], acc[r][v]);
         }
     }
 }
@@ -179,32 +180,32 @@ KERN_INLINE void page_scores(struct tile_kind kind, const struct rows *t, const 
 {
     for (int key = 0; key < KV_PAGE_TOKENS; key += BLOCKS * 16) {
         vf acc[TILE][BLOCKS * NV];
-        KERN_UNROLL for (int r = 0; r < kind.rows; r++)
-            KERN_UNROLL for (int v = 0; v < BLOCKS * NV; v++) acc[r][v] = vf_zero();
+        KERN_EACH (r, kind.rows)
+            KERN_EACH (v, BLOCKS * NV) acc[r][v] = vf_zero();
         const struct matrix b = kind.f16 ? (struct matrix){p->keys16 + key, NULL, KV_PAGE_TOKENS}
                                          : (struct matrix){NULL, p->keys + key, KV_PAGE_TOKENS};
         product(kind, t->dim, (struct matrix){NULL, t->q, t->q_stride}, b, acc);
-        KERN_UNROLL for (int r = 0; r < kind.rows; r++)
-            KERN_UNROLL for (int v = 0; v < BLOCKS * NV; v++)
+        KERN_EACH (r, kind.rows)
+            KERN_EACH (v, BLOCKS * NV)
                 vf_store(t->probs + r * KV_PAGE_TOKENS + key + v * VF, acc[r][v] * vf_set1(t->scale));
     }
 }
 
-static const float slot_numbers[KV_PAGE_TOKENS] = {
-    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
-    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+static const float slot_numbers[KV_PAGE_TOKENS] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                                   16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+                                                   32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47,
+                                                   48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
 
 /* The rows' new maxima; shrink[r] = e^(old - new). Slots past n_keys become minus infinity, a probability of zero. */
 KERN_INLINE void page_maxima(int rows, const struct rows *t, int n_keys, float shrink[16])
 {
     const vf lowest = vf_set1(-INFINITY);
-    KERN_UNROLL for (int r = 0; r < rows; r++) {
+    KERN_EACH (r, rows) {
         float *score = t->probs + r * KV_PAGE_TOKENS, *max = t->max + (size_t)r * t->state_stride;
         vf most[NV];
-        KERN_UNROLL for (int v = 0; v < NV; v++) most[v] = lowest;
-        KERN_UNROLL for (int b = 0; b < KV_PAGE_TOKENS / 16; b++)
-            KERN_UNROLL for (int v = 0; v < NV; v++) {
+        KERN_EACH (v, NV) most[v] = lowest;
+        KERN_EACH (b, KV_PAGE_TOKENS / 16)
+            KERN_EACH (v, NV) {
                 const int at = b * 16 + v * VF;
                 vf s = vf_load(score + at);
                 if (n_keys < KV_PAGE_TOKENS) {
@@ -223,12 +224,12 @@ KERN_INLINE void page_maxima(int rows, const struct rows *t, int n_keys, float s
 /* Scores to probabilities; their sums join the state. */
 KERN_INLINE void page_probs(int rows, const struct rows *t, const float *shrink)
 {
-    KERN_UNROLL for (int r = 0; r < rows; r++) {
+    KERN_EACH (r, rows) {
         float *prob = t->probs + r * KV_PAGE_TOKENS, *sums = t->sums + (size_t)r * t->state_stride * 16;
         const vf max = vf_set1(t->max[(size_t)r * t->state_stride]), old = vf_set1(shrink[r]);
-        KERN_UNROLL for (int v = 0; v < NV; v++) {
+        KERN_EACH (v, NV) {
             vf e[KV_PAGE_TOKENS / 16];
-            KERN_UNROLL for (int b = 0; b < KV_PAGE_TOKENS / 16; b++) {
+            KERN_EACH (b, KV_PAGE_TOKENS / 16) {
                 e[b] = vf_exp(vf_load(prob + b * 16 + v * VF) - max);
                 vf_store(prob + b * 16 + v * VF, e[b]);
             }
@@ -238,18 +239,18 @@ KERN_INLINE void page_probs(int rows, const struct rows *t, const float *shrink)
 }
 
 /* o = o * shrink + p V for `blocks` blocks of dimensions from d on. */
-KERN_INLINE void page_outputs(struct tile_kind kind, const struct rows *t, const struct page *p, int d, const float *shrink)
+KERN_INLINE void page_outputs(struct tile_kind kind, const struct rows *t, const struct page *p, int d,
+                              const float *shrink)
 {
     vf acc[TILE][BLOCKS * NV];
-    KERN_UNROLL for (int r = 0; r < kind.rows; r++)
-        KERN_UNROLL for (int v = 0; v < kind.blocks * NV; v++)
+    KERN_EACH (r, kind.rows)
+        KERN_EACH (v, kind.blocks * NV)
             acc[r][v] = vf_load(t->o + (size_t)r * t->o_stride + d + v * VF) * vf_set1(shrink[r]);
     const struct matrix b = kind.f16 ? (struct matrix){p->values16 + d, NULL, (size_t)t->dim}
                                      : (struct matrix){NULL, p->values + d, (size_t)t->dim};
     product(kind, p->n_keys, (struct matrix){NULL, t->probs, KV_PAGE_TOKENS}, b, acc);
-    KERN_UNROLL for (int r = 0; r < kind.rows; r++)
-        KERN_UNROLL for (int v = 0; v < kind.blocks * NV; v++)
-            vf_store(t->o + (size_t)r * t->o_stride + d + v * VF, acc[r][v]);
+    KERN_EACH (r, kind.rows)
+        KERN_EACH (v, kind.blocks * NV) vf_store(t->o + (size_t)r * t->o_stride + d + v * VF, acc[r][v]);
 }
 
 /* One page of keys and values for up to TILE rows. */
@@ -265,10 +266,13 @@ KERN_INLINE void page_step(int rows, bool f16, const struct rows *t, const struc
     for (; d < t->dim; d += 16) page_outputs((struct tile_kind){rows, 1, f16}, t, p, d, shrink);
 }
 
-#define STEP_FN(N)                                                                                      \
-    static void step_f16_##N(const struct rows *t, const struct page *p) { page_step(N, true, t, p); }  \
+#define STEP_FN(N)                                                                                                     \
+    static void step_f16_##N(const struct rows *t, const struct page *p) { page_step(N, true, t, p); }                 \
     static void step_f32_##N(const struct rows *t, const struct page *p) { page_step(N, false, t, p); }
-#define STEP_ENTRY(N) {step_f32_##N, step_f16_##N}
+#define STEP_ENTRY(N)                                                                                                  \
+    {                                                                                                                  \
+        step_f32_##N, step_f16_##N                                                                                     \
+    }
 STEP_FN(1)
 STEP_FN(2)
 #if KERN_ISA_ID > 0
@@ -282,9 +286,13 @@ STEP_FN(6)
 static void step_rows(struct rows t, int n, const struct page *p)
 {
     static void (*const steps[TILE][2])(const struct rows *, const struct page *) = {
-        STEP_ENTRY(1), STEP_ENTRY(2),
+        STEP_ENTRY(1),
+        STEP_ENTRY(2),
 #if KERN_ISA_ID > 0
-        STEP_ENTRY(3), STEP_ENTRY(4), STEP_ENTRY(5), STEP_ENTRY(6)
+        STEP_ENTRY(3),
+        STEP_ENTRY(4),
+        STEP_ENTRY(5),
+        STEP_ENTRY(6)
 #endif
     };
     for (int done = 0; done < n; done += TILE) {
@@ -360,7 +368,7 @@ static void finish_piece(const struct piece *p, const struct rows *t)
         for (int h = 0; h < p->heads; h++) {
             vf sums[NV];
             const float *from = t->sums + ((size_t)r * t->state_stride + (size_t)h) * 16;
-            KERN_UNROLL for (int v = 0; v < NV; v++) sums[v] = vf_load(from + v * VF);
+            KERN_EACH (v, NV) sums[v] = vf_load(from + v * VF);
             const vf inverse = vf_set1(1.0f / vf_sum16(sums));
             float *o = t->o + (size_t)r * t->o_stride + (size_t)(h * t->dim);
             for (int d = 0; d < t->dim; d += VF) vf_store(o + d, vf_load(o + d) * inverse);

@@ -8,8 +8,8 @@
 
 #include "kern.h"
 
-/* Packed weights. A part is cut into panels of PANEL_ROWS output rows, the last one padded with zeros. A panel holds its
- * columns in groups; a group holds PANEL_ROWS scales, then (if mins) PANEL_ROWS mins, then the codes:
+/* Packed weights. A part is cut into panels of PANEL_ROWS output rows, the last one padded with zeros. A panel holds
+ * its columns in groups; a group holds PANEL_ROWS scales, then (if mins) PANEL_ROWS mins, then the codes:
  *   CODES_4: per 8 columns 64 bytes, one 32-bit word a row, column k + i in bits 4i .. 4i + 3
  *   others:  per column PANEL_ROWS codes of 8 bits (signed), 16 bits (F16, BF16) or 32 bits (F32)
  * Plain formats have neither scales nor groups. Scales and mins are kept as F16 where that is exact. */
@@ -43,12 +43,12 @@ struct kern_weight {
 enum { MAX_COLS = 1 << 18, MAX_ROWS = 1 << 22, MAX_HEAD_DIM = 256 };
 
 enum {
-    DECODE_BLOCK = 16,    /* activation rows whose group sums are kept at once */
-    PREFILL_BLOCK = 256,  /* columns decoded to float32 at once, by PREFILL_OUTS outputs */
+    DECODE_BLOCK = 16,   /* activation rows whose group sums are kept at once */
+    PREFILL_BLOCK = 256, /* columns decoded to float32 at once, by PREFILL_OUTS outputs */
     PREFILL_OUTS = 32,
-    ATTN_Q_ROWS = 64,     /* query positions of one piece of prefill attention */
-    ATTN_Q_HEADS = 8,     /* query heads of one piece, at most */
-    ATTN_TILE = 6         /* rows of the widest attention tile */
+    ATTN_Q_ROWS = 64, /* query positions of one piece of prefill attention */
+    ATTN_Q_HEADS = 8, /* query heads of one piece, at most */
+    ATTN_TILE = 6     /* rows of the widest attention tile */
 };
 
 /* One thread's working memory. */

@@ -7,8 +7,8 @@
  *   per group: s = chains over the codes;  acc = scale * s + acc;  acc = min * (sum of x over the group) + acc
  * The bound is the memory's speed, so the stream is prefetched and scales stay F16 where that is exact.
  *
- * PREFILL decodes PREFILL_BLOCK columns of PREFILL_OUTS outputs to float32 in the thread's scratch and multiplies them by
- * all rows with a register tile. Every output is one chain over all columns; between blocks it rests in y. */
+ * PREFILL decodes PREFILL_BLOCK columns of PREFILL_OUTS outputs to float32 in the thread's scratch and multiplies them
+ * by all rows with a register tile. Every output is one chain over all columns; between blocks it rests in y. */
 #include "kern_cpu_impl.h"
 #include "kern_cpu_vec.h"
 
@@ -77,12 +77,13 @@ KERN_INLINE void group_dot(enum cpu_codes codes, const uint8_t *at, int n, const
     if (codes == CODES_4) {
         for (int j = 0; j < n; j += 8) {
             vi word[NV];
-            KERN_UNROLL for (int v = 0; v < NV; v++) word[v] = vi_load(at + (size_t)j * 8 + (size_t)v * VF * 4);
-            KERN_UNROLL for (int i = 0; i < 8; i++) {
-                KERN_UNROLL for (int v = 0; v < NV; v++) {
+            KERN_EACH (v, NV) word[v] = vi_load(at + (size_t)j * 8 + (size_t)v * VF * 4);
+            KERN_EACH (i, 8) {
+                KERN_EACH (v, NV) {
                     vf code = vf_nibble(word[v], i);
-                    KERN_UNROLL for (int r = 0; r < rows; r++)
-                        s[r][i % CHAINS][v] = vf_fma(code, vf_set1(x[(size_t)r * ldx + (size_t)(j + i)]), s[r][i % CHAINS][v]);
+                    KERN_EACH (r, rows)
+                        s[r][i % CHAINS][v] =
+                            vf_fma(code, vf_set1(x[(size_t)r * ldx + (size_t)(j + i)]), s[r][i % CHAINS][v]);
                 }
             }
         }
@@ -90,19 +91,18 @@ KERN_INLINE void group_dot(enum cpu_codes codes, const uint8_t *at, int n, const
     }
     int j = 0;
     for (; j + CHAINS <= n; j += CHAINS) {
-        KERN_UNROLL for (int i = 0; i < CHAINS; i++) {
-            KERN_UNROLL for (int v = 0; v < NV; v++) {
+        KERN_EACH (i, CHAINS) {
+            KERN_EACH (v, NV) {
                 vf code = column_codes(codes, at, j + i, v);
-                KERN_UNROLL for (int r = 0; r < rows; r++)
+                KERN_EACH (r, rows)
                     s[r][i][v] = vf_fma(code, vf_set1(x[(size_t)r * ldx + (size_t)(j + i)]), s[r][i][v]);
             }
         }
     }
     for (; j < n; j++) { /* only the odd last column of a plain format */
-        KERN_UNROLL for (int v = 0; v < NV; v++) {
+        KERN_EACH (v, NV) {
             vf code = column_codes(codes, at, j, v);
-            KERN_UNROLL for (int r = 0; r < rows; r++)
-                s[r][0][v] = vf_fma(code, vf_set1(x[(size_t)r * ldx + (size_t)j]), s[r][0][v]);
+            KERN_EACH (r, rows) s[r][0][v] = vf_fma(code, vf_set1(x[(size_t)r * ldx + (size_t)j]), s[r][0][v]);
         }
     }
 }
@@ -114,22 +114,22 @@ KERN_INLINE void panel_dot(struct panel_kind kind, int rows, const struct dot_ca
     const size_t step = c->part->group_bytes, head = scale_bytes(kind.scales);
     const int group = kind.codes == CODES_4 ? 32 : c->part->group;
     vf acc[DECODE_ROWS][NV];
-    KERN_UNROLL for (int r = 0; r < rows; r++)
-        KERN_UNROLL for (int v = 0; v < NV; v++) acc[r][v] = vf_zero();
+    KERN_EACH (r, rows)
+        KERN_EACH (v, NV) acc[r][v] = vf_zero();
     size_t g = 0;
     for (int k = 0; k < c->cols; k += group, g++, at += step) {
         for (size_t line = 0; line < step; line += 64) __builtin_prefetch(at + PREFETCH_BYTES + line, 0, 3);
         const uint8_t *codes = at + head * (kind.mins ? 2 : 1);
         int n = c->cols - k < group ? c->cols - k : group;
         vf s[DECODE_ROWS][CHAINS][NV];
-        KERN_UNROLL for (int r = 0; r < rows; r++)
-            KERN_UNROLL for (int i = 0; i < CHAINS; i++)
-                KERN_UNROLL for (int v = 0; v < NV; v++) s[r][i][v] = vf_zero();
+        KERN_EACH (r, rows)
+            KERN_EACH (i, CHAINS)
+                KERN_EACH (v, NV) s[r][i][v] = vf_zero();
         group_dot(kind.codes, codes, kind.codes == CODES_4 ? 32 : n, c->x + k, ldx, rows, s);
-        KERN_UNROLL for (int v = 0; v < NV; v++) {
+        KERN_EACH (v, NV) {
             vf scale = kind.scales == SCALES_NONE ? vf_zero() : scale_load(kind.scales, at, v);
             vf min = kind.mins ? scale_load(kind.scales, at + head, v) : vf_zero();
-            KERN_UNROLL for (int r = 0; r < rows; r++) {
+            KERN_EACH (r, rows) {
                 vf sum = s[r][0][v];
                 if (CHAINS == 2) sum += s[r][CHAINS - 1][v];
                 if (kind.scales == SCALES_NONE)
@@ -140,24 +140,27 @@ KERN_INLINE void panel_dot(struct panel_kind kind, int rows, const struct dot_ca
             }
         }
     }
-    KERN_UNROLL for (int r = 0; r < rows; r++)
-        KERN_UNROLL for (int v = 0; v < NV; v++) vf_store(out + r * PANEL_ROWS + v * VF, acc[r][v]);
+    KERN_EACH (r, rows)
+        KERN_EACH (v, NV) vf_store(out + r * PANEL_ROWS + v * VF, acc[r][v]);
 }
 
 typedef void panel_fn(const struct dot_call *c, const uint8_t *at, float *out);
 
-#define PANEL_FN(name, rows, ...)                                                       \
-    static void name##_##rows(const struct dot_call *c, const uint8_t *at, float *out)  \
-    {                                                                                   \
-        panel_dot((struct panel_kind){__VA_ARGS__}, rows, c, at, out);                  \
+#define PANEL_FN(name, rows, ...)                                                                                      \
+    static void name##_##rows(const struct dot_call *c, const uint8_t *at, float *out)                                 \
+    {                                                                                                                  \
+        panel_dot((struct panel_kind){__VA_ARGS__}, rows, c, at, out);                                                 \
     }
-#define PANEL_FNS(name, ...)         \
-    PANEL_FN(name, 1, __VA_ARGS__)   \
-    PANEL_FN(name, 2, __VA_ARGS__)   \
-    PANEL_FN(name, 3, __VA_ARGS__)   \
-    PANEL_FN(name, 4, __VA_ARGS__)   \
+#define PANEL_FNS(name, ...)                                                                                           \
+    PANEL_FN(name, 1, __VA_ARGS__)                                                                                     \
+    PANEL_FN(name, 2, __VA_ARGS__)                                                                                     \
+    PANEL_FN(name, 3, __VA_ARGS__)                                                                                     \
+    PANEL_FN(name, 4, __VA_ARGS__)                                                                                     \
     PANEL_FN(name, 8, __VA_ARGS__)
-#define PANEL_ENTRIES(name) {name##_1, name##_2, name##_3, name##_4, name##_8}
+#define PANEL_ENTRIES(name)                                                                                            \
+    {                                                                                                                  \
+        name##_1, name##_2, name##_3, name##_4, name##_8                                                               \
+    }
 
 PANEL_FNS(codes4_f16, CODES_4, SCALES_F16, true)
 PANEL_FNS(codes4_f32, CODES_4, SCALES_F32, true)
@@ -190,7 +193,7 @@ static void sum_groups(const float *x, int rows, int cols, float *sums)
         for (int k = 0; k + 32 <= cols; k += 32) {
             const float *at = x + (size_t)r * (size_t)cols + k;
             vf pair[NV];
-            KERN_UNROLL for (int v = 0; v < NV; v++) pair[v] = vf_load(at + v * VF) + vf_load(at + 16 + v * VF);
+            KERN_EACH (v, NV) pair[v] = vf_load(at + v * VF) + vf_load(at + 16 + v * VF);
             *sums++ = vf_sum16(pair);
         }
 }
@@ -233,7 +236,8 @@ static int outs_of(const struct cpu_part *p, int panel, int most)
     return left < most ? left : most;
 }
 
-static void linear_decode(const struct kern_weight *w, const float *x, int rows, float *y, float *group_sums, int threads)
+static void linear_decode(const struct kern_weight *w, const float *x, int rows, float *y, float *group_sums,
+                          int threads)
 {
     const int n_items = count_items(w, 1);
     for (int first = 0; first < rows; first += DECODE_BLOCK) {
@@ -255,7 +259,8 @@ static void linear_decode(const struct kern_weight *w, const float *x, int rows,
     (void)threads;
 }
 
-/* out[n][PREFILL_OUTS], its first PANEL_ROWS: the exact values of n columns of a panel from k, a multiple of the group. */
+/* out[n][PREFILL_OUTS], its first PANEL_ROWS: the exact values of n columns of a panel from k, a multiple of the
+ * group. */
 static void decode_columns(const struct cpu_part *p, const uint8_t *panel, int k, int n, float *out)
 {
     const size_t head = scale_bytes(p->scales);
@@ -263,22 +268,20 @@ static void decode_columns(const struct cpu_part *p, const uint8_t *panel, int k
     for (int g = 0; g < n; g += p->group, at += p->group_bytes) {
         const uint8_t *codes = at + head * (p->mins ? 2 : 1);
         int columns = n - g < p->group ? n - g : p->group;
-        KERN_UNROLL for (int v = 0; v < NV; v++) {
+        KERN_EACH (v, NV) {
             vf scale = p->scales == SCALES_NONE ? vf_zero() : scale_load(p->scales, at, v);
             vf min = p->mins ? scale_load(p->scales, at + head, v) : vf_zero();
             float *to = out + (size_t)g * PREFILL_OUTS + v * VF;
             if (p->codes == CODES_4) {
                 for (int j = 0; j < columns; j += 8) {
                     vi word = vi_load(codes + (size_t)j * 8 + (size_t)v * VF * 4);
-                    KERN_UNROLL for (int i = 0; i < 8; i++)
-                        vf_store(to + (j + i) * PREFILL_OUTS, vf_fma(scale, vf_nibble(word, i), min));
+                    KERN_EACH (i, 8) vf_store(to + (j + i) * PREFILL_OUTS, vf_fma(scale, vf_nibble(word, i), min));
                 }
             } else if (p->codes == CODES_8) {
                 for (int j = 0; j < columns; j++)
                     vf_store(to + j * PREFILL_OUTS, vf_fma(scale, column_codes(CODES_8, codes, j, v), min));
             } else {
-                for (int j = 0; j < columns; j++)
-                    vf_store(to + j * PREFILL_OUTS, column_codes(p->codes, codes, j, v));
+                for (int j = 0; j < columns; j++) vf_store(to + j * PREFILL_OUTS, column_codes(p->codes, codes, j, v));
             }
         }
     }
@@ -302,19 +305,18 @@ KERN_INLINE void tile(int rows, const struct tile_call *c)
     const size_t ldx = c->ldx, ldy = c->ldy;
     const int n = c->n;
     vf acc[TILE_ROWS][TV];
-    KERN_UNROLL for (int r = 0; r < rows; r++)
-        KERN_UNROLL for (int v = 0; v < TV; v++)
-            acc[r][v] = c->first ? vf_zero() : vf_load(c->y + (size_t)r * ldy + v * VF);
+    KERN_EACH (r, rows)
+        KERN_EACH (v, TV) acc[r][v] = c->first ? vf_zero() : vf_load(c->y + (size_t)r * ldy + v * VF);
     for (int k = 0; k < n; k++) {
         vf w[TV];
-        KERN_UNROLL for (int v = 0; v < TV; v++) w[v] = vf_load(b + (size_t)k * PREFILL_OUTS + v * VF);
-        KERN_UNROLL for (int r = 0; r < rows; r++) {
+        KERN_EACH (v, TV) w[v] = vf_load(b + (size_t)k * PREFILL_OUTS + v * VF);
+        KERN_EACH (r, rows) {
             vf xv = vf_set1(x[(size_t)r * ldx + (size_t)k]);
-            KERN_UNROLL for (int v = 0; v < TV; v++) acc[r][v] = vf_fma(xv, w[v], acc[r][v]);
+            KERN_EACH (v, TV) acc[r][v] = vf_fma(xv, w[v], acc[r][v]);
         }
     }
-    KERN_UNROLL for (int r = 0; r < rows; r++)
-        KERN_UNROLL for (int v = 0; v < TV; v++) vf_store(c->y + (size_t)r * ldy + v * VF, acc[r][v]);
+    KERN_EACH (r, rows)
+        KERN_EACH (v, TV) vf_store(c->y + (size_t)r * ldy + v * VF, acc[r][v]);
 }
 
 /* Heights of tiles there are: the full one, and powers of two for what is left. */
@@ -362,8 +364,7 @@ static void tile_rows(struct tile_call c, int rows, int n_out)
         c.y += TILE_BLOCKS * 16;
     }
     if (!whole)
-        for (int r = 0; r < rows; r++)
-            memcpy(y + (size_t)r * ldy, copy + r * PREFILL_OUTS, (size_t)n_out * sizeof *y);
+        for (int r = 0; r < rows; r++) memcpy(y + (size_t)r * ldy, copy + r * PREFILL_OUTS, (size_t)n_out * sizeof *y);
 }
 
 /* All rows against PREFILL_OUTS outputs from item i on. b is the thread's panel. */
@@ -381,8 +382,8 @@ static void prefill_item(const struct kern_weight *w, int i, const float *x, int
         if (two) decode_columns(p, at + p->panel_bytes, k, n, b + PANEL_ROWS);
         for (int r = 0, height; r < rows; r += height) {
             height = tile_height(rows - r);
-            struct tile_call c = {x + (size_t)r * (size_t)w->cols + k, (size_t)w->cols, b, n,
-                                  to + (size_t)r * (size_t)w->rows, (size_t)w->rows, k == 0};
+            struct tile_call c = {x + (size_t)r * (size_t)w->cols + k, (size_t)w->cols, b,     n,
+                                  to + (size_t)r * (size_t)w->rows,    (size_t)w->rows, k == 0};
             tile_rows(c, height, outs_of(p, panel, PREFILL_OUTS));
         }
     }

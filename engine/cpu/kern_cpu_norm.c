@@ -9,31 +9,28 @@ static void rms_norm(const float *x, const float *w, int rows, int n, float eps,
 {
     for (int r = 0; r < rows; r++, x += n, y += n) {
         vf acc[4][NV];
-        KERN_UNROLL for (int a = 0; a < 4; a++)
-            KERN_UNROLL for (int v = 0; v < NV; v++) acc[a][v] = vf_zero();
+        KERN_EACH (a, 4)
+            KERN_EACH (v, NV) acc[a][v] = vf_zero();
         int i = 0;
         for (; i + 64 <= n; i += 64)
-            KERN_UNROLL for (int a = 0; a < 4; a++)
-                KERN_UNROLL for (int v = 0; v < NV; v++) {
+            KERN_EACH (a, 4)
+                KERN_EACH (v, NV) {
                     vf at = vf_load(x + i + a * 16 + v * VF);
                     acc[a][v] = vf_fma(at, at, acc[a][v]);
                 }
         for (; i + 16 <= n; i += 16)
-            KERN_UNROLL for (int v = 0; v < NV; v++) {
+            KERN_EACH (v, NV) {
                 vf at = vf_load(x + i + v * VF);
                 acc[0][v] = vf_fma(at, at, acc[0][v]);
             }
-        KERN_UNROLL for (int v = 0; v < NV; v++) acc[0][v] = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]);
+        KERN_EACH (v, NV) acc[0][v] = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]);
         const float inverse = 1.0f / sqrtf(vf_sum16(acc[0]) / (float)n + eps);
         for (i = 0; i + VF <= n; i += VF) vf_store(y + i, vf_load(x + i) * vf_set1(inverse) * vf_load(w + i));
     }
 }
 
 /* silu(g) * u = g / (1 + e^-g) * u */
-KERN_INLINE vf silu_times(vf g, vf u)
-{
-    return g / (vf_set1(1.0f) + vf_exp(vf_zero() - g)) * u;
-}
+KERN_INLINE vf silu_times(vf g, vf u) { return g / (vf_set1(1.0f) + vf_exp(vf_zero() - g)) * u; }
 
 static void swiglu(const float *gate_up, int rows, int f, float *y)
 {

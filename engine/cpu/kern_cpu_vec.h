@@ -1,10 +1,10 @@
 /* kern_cpu_vec: the vector words the CPU kernels are written in, private to engine/cpu.
  *
  * The kernels are compiled once per instruction set, with -DKERN_ISA=generic, avx2 or avx512 and the matching machine
- * flags. Everything works on blocks of 16 floats, held in NV vectors of VF lanes. Element-wise words give the same value
- * in every lane whatever its neighbours hold, so a lane of garbage (a free KV slot) harms only itself.
- * vf_fma is fused on avx2 and avx512 and two roundings on generic; the translation units are compiled without contraction
- * (-ffp-contract=off), so nothing else ever fuses and a chain has the same bits wherever it is inlined. */
+ * flags. Everything works on blocks of 16 floats, held in NV vectors of VF lanes. Element-wise words give the same
+ * value in every lane whatever its neighbours hold, so a lane of garbage (a free KV slot) harms only itself.
+ * vf_fma is fused on avx2 and avx512 and two roundings on generic; the translation units are compiled without
+ * contraction (-ffp-contract=off), so nothing else ever fuses and a chain has the same bits wherever it is inlined. */
 #ifndef TANDEM_KERN_CPU_VEC_H
 #define TANDEM_KERN_CPU_VEC_H
 
@@ -25,7 +25,8 @@
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #endif
-/* Loops over registers. Under a sanitizer each access is a branch or two: unrolled, the kernels take minutes to compile. */
+/* KERN_EACH (i, n) statement: a loop over registers, unrolled. n is a constant after inlining. Under a sanitizer each
+ * access is a branch or two, and unrolled kernels take minutes to compile: there it is a plain loop. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define KERN_UNROLL
 #elif defined(__clang__)
@@ -33,6 +34,7 @@
 #else
 #define KERN_UNROLL _Pragma("GCC unroll 64")
 #endif
+#define KERN_EACH(i, n) KERN_UNROLL for (int i = 0; i < (n); i++)
 
 #if KERN_ISA_ID > 0
 #include <immintrin.h>
@@ -73,8 +75,8 @@ KERN_INLINE vf vf_from_i8(const int8_t *p)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
 }
 KERN_INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
-/* Nibble i of every 32-bit lane as a float. The permutation reads the low four bits of its index only: one shift and one
- * table look-up. */
+/* Nibble i of every 32-bit lane as a float. The permutation reads the low four bits of its index only: one shift and
+ * one table look-up. */
 KERN_INLINE vf vf_nibble(vi word, int i)
 {
     const vf table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -82,14 +84,16 @@ KERN_INLINE vf vf_nibble(vi word, int i)
 }
 KERN_INLINE float vf_sum16(const vf *a)
 {
-    __m256 h8 = _mm256_add_ps(_mm512_castps512_ps256(a[0]), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a[0]), 1)));
+    __m256 h8 = _mm256_add_ps(_mm512_castps512_ps256(a[0]),
+                              _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a[0]), 1)));
     __m128 h4 = _mm_add_ps(_mm256_castps256_ps128(h8), _mm256_extractf128_ps(h8, 1));
     __m128 h2 = _mm_add_ps(h4, _mm_movehl_ps(h4, h4));
     return _mm_cvtss_f32(_mm_add_ss(h2, _mm_movehdup_ps(h2)));
 }
 KERN_INLINE float vf_max16(const vf *a)
 {
-    __m256 h8 = _mm256_max_ps(_mm512_castps512_ps256(a[0]), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a[0]), 1)));
+    __m256 h8 = _mm256_max_ps(_mm512_castps512_ps256(a[0]),
+                              _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a[0]), 1)));
     __m128 h4 = _mm_max_ps(_mm256_castps256_ps128(h8), _mm256_extractf128_ps(h8, 1));
     __m128 h2 = _mm_max_ps(h4, _mm_movehl_ps(h4, h4));
     return _mm_cvtss_f32(_mm_max_ss(h2, _mm_movehdup_ps(h2)));
@@ -163,10 +167,7 @@ KERN_INLINE vf vf_load(const float *p)
 KERN_INLINE void vf_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
 KERN_INLINE vf vf_set1(float x) { return (vf){x, x, x, x}; }
 KERN_INLINE vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
-KERN_INLINE vf vf_select(vi_signed mask, vf yes, vf no)
-{
-    return (vf)(((vi)mask & (vi)yes) | (~(vi)mask & (vi)no));
-}
+KERN_INLINE vf vf_select(vi_signed mask, vf yes, vf no) { return (vf)(((vi)mask & (vi)yes) | (~(vi)mask & (vi)no)); }
 KERN_INLINE vf vf_max(vf a, vf b) { return vf_select((vi_signed)(a > b), a, b); }
 KERN_INLINE vf vf_min(vf a, vf b) { return vf_select((vi_signed)(a < b), a, b); }
 KERN_INLINE vf vf_below(vf a, vf b, vf yes, vf no) { return vf_select((vi_signed)(a < b), yes, no); }

@@ -22,7 +22,8 @@ struct shape {
 static const struct shape shapes[] = {{6, 2, 672, VOCAB / 2}, {3, 1, 864, VOCAB / 2}, {9, 3, 1536, VOCAB}};
 
 enum op { OP_QKV, OP_ATTN_OUT, OP_GATE_UP, OP_DOWN, OP_HEAD, OP_NORM, OP_ROPE, OP_ATTENTION, OP_SWIGLU, OPS };
-static const char *const op_names[OPS] = {"qkv", "attn_out", "gate_up", "down", "head", "rms_norm", "rope+append", "attention", "swiglu"};
+static const char *const op_names[OPS] = {"qkv",      "attn_out",    "gate_up",   "down",  "head",
+                                          "rms_norm", "rope+append", "attention", "swiglu"};
 
 struct bench {
     struct kern *k;
@@ -117,7 +118,8 @@ static void step(struct bench *b, enum kern_provenance p, int rows, int position
     struct kern *k = b->k;
     struct kern_segment segments[16];
     const int n = p == KERN_PREFILL ? 1 : rows;
-    for (int i = 0; i < n; i++) segments[i] = (struct kern_segment){i, p == KERN_PREFILL ? rows : 1, position, b->pages};
+    for (int i = 0; i < n; i++)
+        segments[i] = (struct kern_segment){i, p == KERN_PREFILL ? rows : 1, position, b->pages};
     memset(b->us, 0, sizeof b->us);
     double last = (double)clock_now_us();
     for (int l = 0; l < LAYERS; l++) {

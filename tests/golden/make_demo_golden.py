@@ -54,13 +54,15 @@ def main():
         job = json.loads(line)
         ids, end = prompt_ids(tokenizer, job["body"]["messages"])
         tokens, margins = zip(*model.greedy(ids, COUNT, (end,)))
+        ties = [{"token": i, "margin": round(m, 6)} for i, m in enumerate(margins) if m < NEAR_TIE]
         answers.append(
             {
                 "custom_id": job["custom_id"],
                 "prompt_tokens": len(ids),
                 "tokens": tokens,
                 "text": tokenizer.decode([t for t in tokens if t != end]),
-                "near_ties": [{"token": i, "margin": round(m, 6)} for i, m in enumerate(margins) if m < NEAR_TIE],
+                "near_ties": ties,
+                "text_before_ties": tokenizer.decode(tokens[: ties[0]["token"]] if ties else tokens),
             }
         )
         print(job["custom_id"], len(ids), answers[-1]["near_ties"], flush=True)

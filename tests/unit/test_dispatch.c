@@ -363,8 +363,9 @@ static void a_suspect_gets_no_company(void **state)
     w.options.groups = 2;
     w.stored[0].failures = 3;
     w.lonely = 1;
-    w.slow[0] = 10;
-    w.deadly[2] = 1; /* right after the suspect has started beside it */
+    w.slow[0] = 20;
+    w.slow[1] = 6;   /* group 0 keeps its share until group 1 is empty and takes the suspect */
+    w.deadly[2] = 1; /* then it loses the rest */
     run_to_the_end(&w);
     assert_int_equal(w.group_of[0], 1);
     assert_int_equal(w.group_of[3], 0);
