@@ -19,6 +19,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <xxhash.h>
 
 struct isa {
@@ -29,8 +30,17 @@ struct isa {
     const struct cpu_norm_ops *norm;
 };
 
+/* A piece of memory that weights are laid into one after another, on huge pages where the system gives them: a decode step
+ * walks through all weights once, and with pages of 4 KiB it waits for address translation as much as for data. */
+struct weight_chunk {
+    struct weight_chunk *next;
+    char *memory;
+    size_t used, n_bytes;
+};
+
 struct kern_cpu {
     struct kern table;
+    struct weight_chunk *chunks; /* the newest first; given back when the backend is closed */
     const struct isa *isa;
     int threads;
     struct cpu_scratch *scratch; /* one a thread */
@@ -103,6 +113,29 @@ static void buffer_free(struct kern *k, void *dev)
     char *memory;
     memcpy(&memory, (char *)dev - sizeof memory, sizeof memory);
     free(memory);
+}
+
+/* Memory for one weight, aligned to 64; lives as long as the backend. */
+static enum rc weight_memory(struct kern_cpu *c, size_t n_bytes, void **out, struct err *e)
+{
+    enum { HUGE_PAGE = 2 << 20, CHUNK = 16 << 20 };
+    struct weight_chunk *chunk = c->chunks;
+    n_bytes = (n_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (!chunk || n_bytes > chunk->n_bytes - chunk->used) {
+        size_t size = n_bytes > CHUNK ? (n_bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE : CHUNK;
+        chunk = calloc(1, sizeof *chunk);
+        if (!chunk) return err_no_memory(e);
+        *chunk = (struct weight_chunk){.next = c->chunks, .n_bytes = size, .memory = aligned_alloc(HUGE_PAGE, size)};
+        if (!chunk->memory) {
+            free(chunk);
+            return err_no_memory(e);
+        }
+        madvise(chunk->memory, size, MADV_HUGEPAGE); /* a wish: without it things are only slower */
+        c->chunks = chunk;
+    }
+    *out = memset(chunk->memory + chunk->used, 0, n_bytes);
+    chunk->used += n_bytes;
+    return RC_OK;
 }
 
 static void copy(struct kern *k, void *to, const void *from, size_t n_bytes)
@@ -273,8 +306,8 @@ static void lay_out(const struct kern_weight_part *from, int y_first, struct cpu
 
 static void weight_free(struct kern *k, struct kern_weight *w)
 {
+    (void)k; /* its memory stays in the chunk */
     if (!w) return;
-    buffer_free(k, w->memory);
     free(w->parts);
     free(w);
 }
@@ -335,7 +368,7 @@ static enum rc weight_load(struct kern *k, const struct kern_weight_part *parts,
         rc = err_no_memory(e);
         goto done;
     }
-    rc = buffer_alloc(k, w->memory_bytes, &w->memory, e);
+    rc = weight_memory(k->ctx, w->memory_bytes, &w->memory, e);
     if (rc != RC_OK) goto done;
     uint8_t *to = w->memory;
     for (int i = 0; i < n_parts; i++) {
@@ -438,6 +471,12 @@ static void close_cpu(struct kern *k)
 {
     if (!k) return;
     struct kern_cpu *c = k->ctx;
+    while (c->chunks) {
+        struct weight_chunk *chunk = c->chunks;
+        c->chunks = chunk->next;
+        free(chunk->memory);
+        free(chunk);
+    }
     free(c->group_sums);
     free(c->scratch);
     free(c);
