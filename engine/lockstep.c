@@ -26,7 +26,7 @@
 
 static const uint64_t segment_magic = UINT64_C(0x314745534d444e54); /* "TNDMSEG1" */
 
-enum { SPIN_PAUSES = 1000, SPIN_PAUSES_CROWDED = 20, SPIN_PAUSES_MOST = 100000 };
+enum { SPIN_PAUSES = 5000, SPIN_PAUSES_CROWDED = 20, SPIN_PAUSES_MOST = 100000 };
 
 struct lockstep_bounds lockstep_bounds_default(void)
 {

@@ -1,14 +1,12 @@
 /* partition: cuts heads, FFN columns and vocabulary rows into one range a rank.
  *
- * Three cuts, in this order. KV heads are dealt as evenly as they go, the first ranks taking one more, and take their
- * query heads along; a rank may get none. FFN columns come in steps, the smallest cut that a stored block allows; every
- * rank gets one, and then each further step goes to the rank that holds least so far (the first of equals). Handing out
- * equal pieces to the least loaded gives the smallest possible maximum, and a rank with fewer heads takes more FFN.
- * Vocabulary rows come in blocks of 16, dealt evenly, the first ranks taking one more. Where a width is no multiple of
- * its step the short last piece is the last rank's.
+ * KV heads are dealt as evenly as they go, the first ranks taking one more, and take their query heads along; a rank may
+ * get none. FFN columns come in steps, the smallest cut that a stored block allows, dealt evenly, the last ranks taking one
+ * more: those with fewer heads. Vocabulary rows come in blocks of 16, dealt evenly. Where a width is no multiple of its
+ * step the short last piece is the last rank's.
  *
- * The load is counted in parameters: the formats of one layer's matrices are near enough to each other, and every rank
- * must come to the same cut from the configuration alone. */
+ * A rank with fewer heads does not get more FFN for it. Every layer ends its attention and its MLP with a sum that all
+ * ranks wait for, so what counts is the slowest rank of each half, never a rank's total. */
 #include "partition.h"
 
 enum { VOCAB_BLOCK = 16 };
@@ -20,37 +18,19 @@ static struct range deal(int n, int ranks, int r)
     return (struct range){r * each + (r < extra ? r : extra), each + (r < extra)};
 }
 
+/* The same, the last ranks taking one more. */
+static struct range deal_last(int n, int ranks, int r)
+{
+    struct range mirrored = deal(n, ranks, ranks - 1 - r);
+    return (struct range){n - mirrored.first - mirrored.count, mirrored.count};
+}
+
 /* Pieces of `step` to the range that they cover of 0..total. */
 static struct range scale_range(struct range pieces, int step, int total)
 {
     int64_t first = (int64_t)pieces.first * step, end = first + (int64_t)pieces.count * step;
     if (end > total) end = total;
     return (struct range){(int)first, (int)(end - first)};
-}
-
-static void divide_ffn(const struct model_config *c, int step, int n_steps, struct partition *p)
-{
-    int64_t q_per_kv = c->n_heads / c->n_kv_heads;
-    int64_t head_params = (2 * q_per_kv + 2) * c->head_dim * c->hidden; /* q, o, k, v of one KV head */
-    int64_t step_params = (int64_t)3 * c->hidden * step;                /* gate, up, down */
-    int64_t load[MAX_RANKS];
-    int steps[MAX_RANKS];
-    for (int r = 0; r < p->ranks; r++) {
-        load[r] = p->part[r].kv_heads.count * head_params + step_params;
-        steps[r] = 1;
-    }
-    for (int given = p->ranks; given < n_steps; given++) {
-        int least = 0;
-        for (int r = 1; r < p->ranks; r++)
-            if (load[r] < load[least]) least = r;
-        load[least] += step_params;
-        steps[least]++;
-    }
-    int first = 0;
-    for (int r = 0; r < p->ranks; r++) {
-        p->part[r].ffn = scale_range((struct range){first, steps[r]}, step, c->ffn);
-        first += steps[r];
-    }
 }
 
 enum rc partition_make(const struct model_config *c, int ranks, int ffn_step, struct partition *out, struct err *e)
@@ -77,8 +57,8 @@ enum rc partition_make(const struct model_config *c, int ranks, int ffn_step, st
         part->kv_heads = deal(c->n_kv_heads, ranks, r);
         part->q_heads = scale_range(part->kv_heads, c->n_heads / c->n_kv_heads, c->n_heads);
         part->vocab = scale_range(deal(vocab_blocks, ranks, r), VOCAB_BLOCK, c->vocab);
+        part->ffn = scale_range(deal_last(ffn_steps, ranks, r), ffn_step, c->ffn);
     }
-    divide_ffn(c, ffn_step, ffn_steps, &p);
     *out = p;
     return RC_OK;
 }

@@ -1,8 +1,7 @@
 /* partition: who owns what, as explicit ranges, never n / ranks.
  *
  * KV heads go with their query heads; FFN columns are cut at multiples of ffn_step; vocabulary rows at multiples of 16.
- * Attention heads are dealt as evenly as they go, the first ranks taking the larger share; then the FFN is divided so
- * that each rank's weight bytes of a layer come out as equal as possible (a rank without heads takes more FFN). */
+ * Each is dealt as evenly as it goes: of heads and vocabulary the first ranks take the larger share, of the FFN the last. */
 #ifndef TANDEM_PARTITION_H
 #define TANDEM_PARTITION_H
 
