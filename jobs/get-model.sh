@@ -29,7 +29,8 @@ fi
 
 right() { echo "$model_sha256  $1" | sha256sum --check --status 2>/dev/null; }
 
-cache=${XDG_CACHE_HOME:-${HOME:?neither XDG_CACHE_HOME nor HOME is set}/.cache}/tandem
+[ -n "${XDG_CACHE_HOME:-}${HOME:-}" ] || fail 73 "neither XDG_CACHE_HOME nor HOME is set"
+cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tandem
 model=$cache/${member##*/}
 if [ -f "$model" ] && right "$model"; then
     printf '%s\n' "$model"

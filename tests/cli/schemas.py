@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Real job files and real outputs against schemas/, with a real validator.
+
+Job lines: every good line of the examples is valid, and every line that `tandem check` refuses for its envelope is not.
+Outputs: a run over all examples on a tiny model, bad lines made into records, gives every kind of record.
+
+usage: schemas.py --tandem PROGRAM --write-tiny PROGRAM
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import jsonschema
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "jobs" / "examples").glob("*.jsonl"))
+
+
+def validator(name):
+    schema = json.loads((ROOT / "schemas" / f"{name}.schema.json").read_text(encoding="utf-8"))
+    kind = jsonschema.validators.validator_for(schema, default=None)
+    kind.check_schema(schema)
+    return kind(schema)
+
+
+def problems(checker, instance, where):
+    return [f"{where}: {error.json_path}: {error.message[:200]}" for error in checker.iter_errors(instance)]
+
+
+def check_job_lines(tandem):
+    checker, found, valid, refused = validator("job_line"), [], 0, 0
+    for file in EXAMPLES:
+        done = subprocess.run([tandem, "check", file], capture_output=True, text=True)
+        bad = {int(line[len(str(file)):].split(":")[1]) for line in done.stdout.splitlines()}
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                instance = json.loads(line)
+            except ValueError:
+                continue
+            wrong = problems(checker, instance, f"{file.name}:{number}")
+            if number not in bad:
+                valid += 1
+                found += wrong
+            refused += bool(wrong)
+    if not valid or not refused:
+        found.append(f"{valid} lines valid, {refused} refused: the examples do not try the schema")
+    return found, valid + refused
+
+
+def check_records(tandem, write_tiny):
+    found, counts = [], {}
+    with tempfile.TemporaryDirectory(prefix="tandem-schemas-") as folder:
+        model, out = pathlib.Path(folder, "tiny.gguf"), pathlib.Path(folder, "out")
+        subprocess.run([write_tiny, model], check=True)
+        done = subprocess.run([tandem, "run", *EXAMPLES, "--model", model, "--out", out, "--on-bad-line", "skip", "--trace"],
+                              capture_output=True, text=True)
+        if done.returncode != 1:
+            return [f"run ends {done.returncode} instead of 1: {done.stderr}"], counts
+        for name in ("output", "error", "timing"):
+            checker = validator(name)
+            lines = (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+            counts[name] = len(lines)
+            for number, line in enumerate(lines, 1):
+                found += problems(checker, json.loads(line), f"{name}.jsonl:{number}")
+        found += problems(validator("manifest"), json.loads((out / "manifest.json").read_text()), "manifest.json")
+    found += [f"no record in {name}.jsonl" for name, n in counts.items() if not n]
+    return found, counts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tandem", required=True)
+    parser.add_argument("--write-tiny", required=True)
+    parser.add_argument("--model", help="not used")
+    options = parser.parse_args()
+    found, n_lines = check_job_lines(options.tandem)
+    more, counts = check_records(options.tandem, options.write_tiny)
+    print(f"{n_lines} job lines, records: {counts}")
+    for line in found + more:
+        print(line)
+    return 1 if found + more else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
