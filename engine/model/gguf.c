@@ -150,7 +150,7 @@ static bool take_text(struct cursor *c, uint64_t max_bytes, const char *what, st
 static bool take_name(struct cursor *c, uint64_t max_bytes, const char *what, char **out)
 {
     size_t start = c->at;
-    struct model_text text;
+    struct model_text text = {0};
     if (!take_text(c, max_bytes, what, &text)) return false;
     if (!text.len) return fail(c, start, "gguf_bad_name", "%s is empty", what);
     for (size_t i = 0; i < text.len; i++) {
@@ -190,7 +190,7 @@ static bool take_numbers(struct cursor *c, enum gguf_type type, uint64_t count, 
 static bool take_elements(struct cursor *c, enum gguf_type type, uint64_t count, int depth, uint64_t *starts)
 {
     const uint8_t *ignored;
-    struct model_text text;
+    struct model_text text = {0};
     if (type_bytes[type]) return take_numbers(c, type, count, &ignored);
     if (type == GGUF_STRING) {
         for (uint64_t i = 0; i < count; i++) {
@@ -201,7 +201,7 @@ static bool take_elements(struct cursor *c, enum gguf_type type, uint64_t count,
     }
     if (depth == MAX_ARRAY_DEPTH) return fail(c, c->at, "gguf_too_deep", "arrays nest deeper than %d", MAX_ARRAY_DEPTH);
     for (uint64_t i = 0; i < count; i++) {
-        enum gguf_type element;
+        enum gguf_type element = GGUF_U8;
         uint64_t n;
         if (!take_type(c, "the element type of an array", &element)) return false;
         if (!take_u64(c, "the count of an array", &n)) return false;
@@ -438,7 +438,7 @@ done:
 enum rc gguf_parse(const void *bytes, size_t n_bytes, const char *source, struct gguf *out, struct err *e)
 {
     struct cursor c = {.file = bytes, .end = n_bytes, .source = source, .e = e};
-    uint64_t n_tensors, n_values, alignment;
+    uint64_t n_tensors = 0, n_values = 0, alignment;
     *out = (struct gguf){.file = bytes};
     if (!take_header(&c, &n_tensors, &n_values) || !take_values(&c, out, (size_t)n_values) ||
         !take_alignment(&c, out, &alignment) || !take_tensors(&c, out, (size_t)n_tensors, alignment))
