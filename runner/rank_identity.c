@@ -7,7 +7,6 @@
 
 #include "build_identity.h"
 #include "chat_template.h"
-#include "kern_cpu.h"
 #include "model_config.h"
 #include "model_file.h"
 #include "partition.h"
@@ -40,9 +39,10 @@ static enum rc collect(const struct options *o, struct model_file *m, struct ide
     if (rc != RC_OK) return rc;
     out->tokenizer = tokenizer_digest(tokenizer);
     tokenizer_close(tokenizer);
-    out->numerics = kern_cpu_numerics(o->isa);
+    out->numerics = rank_backend_numerics(o);
     if (!out->numerics)
-        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "no_isa", "this machine lacks the instruction set %s", o->isa);
+        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "no_backend", "this machine lacks backend %s with instruction set %s",
+                       o->backend, o->isa);
     return model_file_digest(m, out->model, e);
 }
 

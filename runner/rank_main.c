@@ -272,10 +272,17 @@ static enum rc settle_in(struct rank *r, struct err *e)
     return r->segment ? RC_OK : RC_FATAL;
 }
 
+static bool backend_is_cpu(const struct options *o)
+{
+    return !o->backend || !strcmp(o->backend, "auto") || !strcmp(o->backend, "cpu");
+}
+
+const char *rank_backend_numerics(const struct options *o) { return backend_is_cpu(o) ? kern_cpu_numerics(o->isa) : NULL; }
+
 static enum rc open_backend(struct rank *r, struct err *e)
 {
     const struct options *o = &r->args.options;
-    if (o->backend && strcmp(o->backend, "auto") && strcmp(o->backend, "cpu"))
+    if (!backend_is_cpu(o))
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "no_backend", "this build has no backend %s", o->backend);
     enum rc rc = kern_cpu_open(o->isa, o->threads, &r->kern, e);
     return rc == RC_OK ? comm_shm_open(r->segment, r->args.rank, &r->comm, e) : rc;

@@ -29,10 +29,10 @@ ENGINE_FOR_JOBS = {"base.h", "sampler.h"}
 ENGINE_FOR_CUDA = {"base.h", "kern.h", "comm.h", "quant.h", "partition.h"}
 # engine.h is the boundary; lockstep.h and sampler.h are types of its signatures.
 ENGINE_FOR_RUNNER = {"base.h", "engine.h", "lockstep.h", "sampler.h", "model_file.h", "prefix_store.h"}
-# The files behind rank_main.h, where the backend is chosen and named: they alone see all of the engine.
-BACKEND_CHOOSERS = {"runner/rank_main.c", "runner/rank_identity.c"}
-# `tandem model` reports what a model holds and what each rank will hold of it: it reads the engine's view of models.
-MAY_SEE_MODEL = {"runner/cmd_model.c"}
+# Where the backend is chosen and named; it alone sees all of the engine.
+BACKEND_CHOOSERS = {"runner/rank_main.c"}
+# `tandem model` reports what each rank will hold of a model, and the identity names it: both read the engine's view.
+MAY_SEE_MODEL = {"runner/cmd_model.c", "runner/rank_identity.c"}
 BACKEND = {"kern.h", "kern_cpu.h", "kern_cuda.h", "comm_shm.h", "comm_cuda.h"}
 # exit statuses are decided in main; a fault injected on purpose may leave from inside a rank.
 MAY_EXIT = {"runner/main.c", "engine/fault.c"}
