@@ -70,7 +70,7 @@ static const struct option_row rows[] = {
      "Prompt tokens computed in one step, a multiple of 64."},
     {"backend", "NAME", OPTION_WORD, AT(backend), 0, 0, "auto|cpu", "auto", MODEL_USERS,
      "Where the model is computed."},
-    {"isa", "NAME", OPTION_WORD, AT(isa), 0, 0, "auto|avx512|avx2|generic", "auto", MODEL_USERS,
+    {"isa", "NAME", OPTION_WORD, AT(isa), 0, 0, "auto|amx|avx512|avx2|generic", "auto", MODEL_USERS,
      "Instruction set of the CPU backend."},
     {"chat-format", "NAME", OPTION_TEXT, AT(chat_format), 0, 0, NULL, "detected", " run check tokenize ",
      "How messages become a prompt: smollm2, chatml, qwen2.5. tokenize: take the input as one user message."},

@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 struct isa {
@@ -56,6 +58,7 @@ static const struct isa isas[] = {
 #if defined(__x86_64__)
     {"avx2", "cpu-avx2", &kern_cpu_linear_avx2, &kern_cpu_attn_avx2, &kern_cpu_norm_avx2},
     {"avx512", "cpu-avx512", &kern_cpu_linear_avx512, &kern_cpu_attn_avx512, &kern_cpu_norm_avx512},
+    {"amx", "cpu-amx", &kern_cpu_linear_amx, &kern_cpu_attn_avx512, &kern_cpu_norm_avx512},
 #endif
 };
 enum { N_ISAS = sizeof isas / sizeof *isas };
@@ -69,6 +72,12 @@ static bool machine_has(int i)
     if (i == 2)
         return machine_has(1) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (i == 3) {
+        enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, AVX512_BF16 = 1 << 5, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+        if (!machine_has(2) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE)) return false;
+        if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & AVX512_BF16)) return false;
+        return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; /* tiles must be asked for, once a process */
+    }
 #endif
     return i == 0;
 }
@@ -341,6 +350,14 @@ static bool grow_group_sums(struct kern_cpu *c, int cols)
     float *sums = realloc(c->group_sums, ((size_t)cols / 32 + 1) * DECODE_BLOCK * sizeof *sums);
     if (!sums) return false;
     c->group_sums = sums;
+    if (c->isa->linear == &kern_cpu_linear_amx) {
+        const size_t rows = AMX_ROWS, padded = ((size_t)cols + 63) / 64 * 64;
+        free(c->scratch->split);
+        free(c->scratch->split_sums);
+        c->scratch->split = aligned_alloc(ALIGNMENT, 3 * rows * padded * sizeof *c->scratch->split);
+        c->scratch->split_sums = malloc(rows * (padded / 32) * sizeof *c->scratch->split_sums);
+        if (!c->scratch->split || !c->scratch->split_sums) return false;
+    }
     c->group_sums_cols = cols;
     return true;
 }
@@ -478,6 +495,8 @@ static void close_cpu(struct kern *k)
         free(chunk);
     }
     free(c->group_sums);
+    free(c->scratch->split);
+    free(c->scratch->split_sums);
     free(c->scratch);
     free(c);
 }
@@ -501,6 +520,8 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
         free(c);
         return err_no_memory(e);
     }
+    c->scratch->split = NULL;
+    c->scratch->split_sums = NULL;
     c->table = (struct kern){.name = "cpu",
                              .numerics = found->numerics,
                              .ctx = c,

@@ -46,6 +46,7 @@ enum {
     DECODE_BLOCK = 16,   /* activation rows whose group sums are kept at once */
     PREFILL_BLOCK = 256, /* columns decoded to float32 at once, by PREFILL_OUTS outputs */
     PREFILL_OUTS = 32,
+    AMX_ROWS = 128,      /* activation rows split for AMX at once */
     ATTN_Q_ROWS = 64, /* query positions of one piece of prefill attention */
     ATTN_Q_HEADS = 8, /* query heads of one piece, at most */
     ATTN_TILE = 6     /* rows of the widest attention tile */
@@ -59,6 +60,9 @@ struct cpu_scratch {
     float probs[ATTN_TILE * KV_PAGE_TOKENS];
     float sums[ATTN_Q_ROWS * ATTN_Q_HEADS * 16]; /* 16 partial sums of e^score a row */
     float maxima[ATTN_Q_ROWS * ATTN_Q_HEADS];
+    /* Of the first thread's scratch, for AMX: [3][AMX_ROWS][cols] bfloat16 and [AMX_ROWS][cols / 32] sums, shared by all. */
+    uint16_t *split;
+    float *split_sums;
 };
 
 struct cpu_attn_call {
@@ -88,7 +92,8 @@ struct cpu_norm_ops {
     void (*swiglu)(const float *gate_up, int rows, int f, float *y);
 };
 
-extern const struct cpu_linear_ops kern_cpu_linear_generic, kern_cpu_linear_avx2, kern_cpu_linear_avx512;
+extern const struct cpu_linear_ops kern_cpu_linear_generic, kern_cpu_linear_avx2, kern_cpu_linear_avx512,
+    kern_cpu_linear_amx;
 extern const struct cpu_attn_ops kern_cpu_attn_generic, kern_cpu_attn_avx2, kern_cpu_attn_avx512;
 extern const struct cpu_norm_ops kern_cpu_norm_generic, kern_cpu_norm_avx2, kern_cpu_norm_avx512;
 

@@ -29,7 +29,7 @@ static double chain_tolerance(double n) { return 4 * sqrt(n) * ROUNDING; }
 /* Element-wise functions: an exponential of one unit, two products, a quotient. */
 #define ELEMENT_TOLERANCE (8 * ROUNDING)
 
-static const char *const isa_names[] = {"generic", "avx2", "avx512"};
+static const char *const isa_names[] = {"generic", "avx2", "avx512", "amx"};
 
 /* ---- help ---- */
 
