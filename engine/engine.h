@@ -27,6 +27,19 @@ struct fault {
 /* "1:token@12". RC_BAD_INPUT, EXIT_USAGE. */
 enum rc fault_parse(const char *text, struct fault *out, struct err *e);
 
+/* Where drafts come from. They never change an answer, only its speed. */
+enum spec_mode {
+    SPEC_AUTO,  /* n-gram or the MTP layer, whichever pays, as many as pay, or none */
+    SPEC_MTP,   /* always as many as allowed */
+    SPEC_NGRAM, /* n-gram, as many as pay */
+    SPEC_OFF,
+    SPEC_MODES
+};
+const char *spec_mode_name(enum spec_mode m); /* "auto" */
+bool spec_mode_parse(const char *name, enum spec_mode *out);
+
+enum { ENGINE_PREFILL_ROWS = 512, ENGINE_DRAFTS = 3 };
+
 struct engine_options {
     const char *model_path;
     int rank, ranks;
@@ -34,7 +47,10 @@ struct engine_options {
     int context;             /* longest sequence, tokens; 0: the model's */
     int64_t kv_tokens;       /* KV capacity in tokens over all sequences, 0: active * context */
     enum kv_format kv;
-    int prefill_rows;        /* prompt rows of a step, a multiple of 64; 0: 512 */
+    enum kern_weights weights;
+    int prefill_rows;        /* prompt rows of a step, a multiple of 64; 0: ENGINE_PREFILL_ROWS */
+    enum spec_mode spec;     /* SPEC_MTP: RC_BAD_INPUT, EXIT_CONFIG where the model has no MTP layer */
+    int drafts;              /* most drafts of a round, 1..KERN_MAX_DRAFTS; 0: ENGINE_DRAFTS */
     bool trace;              /* keep hashes of hidden rows and logits per generated token */
     struct fault fault;      /* FAULT_NONE: no */
 };
@@ -59,7 +75,7 @@ void engine_close(struct engine *e);
 
 struct engine_sizes {
     struct engine_limits limits;
-    size_t weight_bytes, kv_bytes; /* of this rank */
+    size_t weight_bytes, kv_bytes, state_bytes; /* of this rank */
     uint64_t partition_digest;
 };
 struct engine_sizes engine_sizes_of(const struct engine *e);
@@ -73,11 +89,23 @@ struct engine_request {
     const char *const *stop; /* copied; not empty strings */
     int n_stop;              /* 0..16 */
     bool ignore_end;         /* benchmarks: end tokens do not end it */
+    const void *snapshot;    /* this rank's share of a saved state, or NULL; copied. See engine_snapshot */
+    size_t snapshot_bytes;
 };
 /* RC_BAD_INPUT when the request breaks a rule above. */
 enum rc engine_submit(struct engine *e, const struct engine_request *r, struct err *err);
 /* Rank 0 only: the next plan retires it and no event follows. Unknown ids are ignored. */
 void engine_cancel(struct engine *e, uint64_t id);
+
+/* A *snapshot* is everything that the rows after a position depend on: KV pages, recurrent state, convolution history, MTP keys
+ * and values, the last hidden row; each rank has its own. It can be taken between steps while a running request's computed
+ * prompt is a multiple of KV_PAGE_TOKENS and not yet whole, and given to any later request whose prompt starts with the same
+ * tokens and is longer: that request then computes only the rest, with the same bits as without. It is checked against damage and
+ * against another rank, partition, KV or weight format; which weights made it, its keeper must know. */
+/* Positions computed so far of a running request, 0 for any other. */
+int engine_position(const struct engine *e, uint64_t id);
+/* Appends to out (replaced). RC_BAD_INPUT: no such running request, or not at such a position. */
+enum rc engine_snapshot(struct engine *e, uint64_t id, struct buf *out, struct err *err);
 
 /* True while a submitted request is not retired. The same on every rank between steps. */
 bool engine_busy(const struct engine *e);
@@ -94,6 +122,8 @@ struct engine_timing {
     int64_t ttft_us;    /* submit to first token */
     int64_t decode_us;  /* first token to last */
     int64_t steps;      /* steps this request had rows in */
+    int64_t rounds;     /* decode rounds: steps that sampled after the first token */
+    int64_t drafted, accepted; /* draft tokens verified, and those that were right */
     int64_t preemptions;
     int64_t max_in_step; /* most sequences that shared a step with it, itself included */
 };
@@ -119,6 +149,8 @@ bool engine_next_event(struct engine *e, struct engine_event *out);
 struct engine_stats {
     uint64_t steps, prefill_rows, decode_rows, preemptions;
     uint64_t tokens; /* sampled */
+    uint64_t drafted, accepted;
+    uint64_t restored_rows; /* prompt rows that came from snapshots */
     int max_sequences_in_step;
 };
 struct engine_stats engine_stats_of(const struct engine *e);

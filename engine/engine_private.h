@@ -1,7 +1,9 @@
-/* engine_private: the engine's inside, shared by engine.c (life, requests) and engine_step.c (carrying out plans). */
+/* engine_private: the engine's inside, shared by engine.c (life, requests), engine_step.c (carrying out plans), engine_draft.c
+ * (drafts and the MTP layer) and engine_snapshot.c (what a sequence remembers, as bytes). */
 #ifndef TANDEM_ENGINE_PRIVATE_H
 #define TANDEM_ENGINE_PRIVATE_H
 
+#include "draft.h"
 #include "engine.h"
 #include "kv_pages.h"
 #include "model_bind.h"
@@ -9,10 +11,31 @@
 #include "sequence.h"
 #include "step_plan.h"
 
+/* What comes of one segment of the plan. */
+struct segment_work {
+    struct sequence *sequence;
+    int first_pick; /* of the step's picks */
+    int tokens;     /* sampled: 0 in the middle of a prompt, else 1 + drafts that were right */
+};
+
+/* A batch of the MTP layer in the making. */
+struct mtp_work {
+    struct kern_segment segments[PLAN_MAX_SEGMENTS];
+    int slots[PLAN_MAX_SEGMENTS];
+    int planned[PLAN_MAX_SEGMENTS]; /* index of the plan's segment */
+    int picks[PLAN_MAX_SEGMENTS];
+    int32_t *tokens; /* [max rows] */
+    int *source;     /* [max rows] */
+};
+
 struct engine {
     struct engine_options o;
     struct engine_limits limits;
     int prefill_rows;           /* prompt rows of a step */
+    int drafts;                 /* most drafts of a round, 0: none ever */
+    int max_rows, max_picks;    /* of a step */
+    bool mtp;                   /* the MTP layer runs */
+    bool ngram;                 /* n-gram drafts are made */
     int64_t lockstep_us;        /* bound of waiting for a planned request */
     struct kern *kern;
     struct comm *comm;
@@ -22,8 +45,9 @@ struct engine {
     struct partition partition;
     struct model_weights weights;
     struct model_forward *forward;
-    struct tokenizer *tokenizer; /* rank 0 decodes; the others need its vocabulary size */
+    struct tokenizer *tokenizer; /* end tokens and vocabulary size; rank 0 decodes */
     struct kv_pages pages;
+    bool slot_used[PLAN_MAX_SEGMENTS];
     void *sampler_scratch;
 
     struct sequence *sequences; /* live, in order of submission */
@@ -31,6 +55,8 @@ struct engine {
     int64_t admissions;
     uint64_t step;              /* the last one done */
     struct engine_stats stats;
+    struct draft_rates rates;   /* rank 0: of all sequences */
+    struct draft_cost draft_cost;
 
     bool plan_ready;            /* not rank 0: `plan` is that of step + 1 and waits for a request to arrive */
     int64_t plan_since_us;
@@ -40,11 +66,13 @@ struct engine {
 
     struct plan_sequence *plan_input; /* [n_sequences], grown on submit */
     int plan_input_cap;
-    int32_t *batch_tokens;            /* [max rows] */
+    int32_t *batch_tokens;            /* [max_rows] */
     struct kern_segment segments[PLAN_MAX_SEGMENTS];
-    struct sequence *segment_sequences[PLAN_MAX_SEGMENTS];
-    int picks[PLAN_MAX_SEGMENTS];
-    int32_t picked_tokens[PLAN_MAX_SEGMENTS]; /* -1: not finite */
+    int slots[PLAN_MAX_SEGMENTS];
+    struct segment_work work[PLAN_MAX_SEGMENTS];
+    int *picks;                       /* [max_picks] */
+    int32_t *picked_tokens;           /* [max_picks] -1: not finite */
+    struct mtp_work mtp_work;
 
     struct sequence *events[PLAN_MAX_SEGMENTS]; /* rank 0: ended in the last step */
     int n_events, next_event;
@@ -52,5 +80,33 @@ struct engine {
 
 struct sequence *engine_find(struct engine *e, uint64_t id);
 void engine_remove(struct engine *e, struct sequence *s);
+/* RC_FATAL: plan and state contradict each other. */
+enum rc engine_stuck(struct err *err, const char *what);
+
+/* ---- engine_draft.c ---- */
+
+/* Rank 0: how many drafts the sequence's next round should have, and from where. decoding: sequences that decode with it. */
+void engine_draft_want(struct engine *e, struct sequence *s, int decoding, struct plan_sequence *out);
+/* Before the target's rows: writes the planned drafts into batch_tokens, and brings MTP rows up to date where they must be. */
+enum rc engine_draft(struct engine *e, struct err *err);
+/* Rank 0, after a round: what its drafts were worth. */
+/* The logits of ids that stand for no token (holes of the vocabulary) to far below all others, so that none is ever chosen.
+ * Returns the logits. */
+float *engine_mask_holes(const struct engine *e, float *logits);
+void engine_draft_note(struct engine *e, struct sequence *s, const struct plan_segment *p, int accepted);
+/* After the commit: the MTP rows of the step's prompt rows, save each segment's last, whose hidden row is kept. */
+enum rc engine_mtp_prompt(struct engine *e, struct err *err);
+/* What a pass of the MTP layer and the head costs compared with the whole model. */
+double engine_mtp_share(const struct model_config *c);
+
+/* ---- engine_snapshot.c ---- */
+
+/* Bytes of n_pages pages and a slot. */
+size_t engine_state_bytes(const struct engine *e, int n_pages);
+/* Copies a running sequence's pages and slot out, or into those it has just been given. */
+void engine_state_save(struct engine *e, const struct sequence *s, char *out);
+void engine_state_load(struct engine *e, const struct sequence *s, const char *bytes);
+/* At submission: checks r->snapshot against this engine and r->prompt, and keeps its state and position in s. */
+enum rc engine_snapshot_take(struct engine *e, const struct engine_request *r, struct sequence *s, struct err *err);
 
 #endif

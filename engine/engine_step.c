@@ -1,8 +1,14 @@
 /* engine_step: one step. Rank 0 plans, everybody carries out the same bytes, everybody compares, then it counts.
  *
- * Order: actions (retire, preempt, restore, admit), pages for the new rows, the forward pass, sampling on every rank, the
- * lockstep record, and only after all records agree the commit: tokens are appended, positions advance, rank 0 looks for
- * ends. Nothing before the compare outlives a failed one, because a failed compare ends the process. */
+ * Order: actions (retire, preempt, restore, admit), pages for the new rows, drafts, the forward pass, sampling on every rank,
+ * the lockstep record, and only after all records agree the commit: tokens are appended, positions advance, rank 0 looks for
+ * ends; last the MTP rows of what was prompt. Nothing before the compare outlives a failed one, because a failed compare ends the
+ * process.
+ *
+ * A decode segment is the last sampled token and its drafts. Its rows are sampled one after the other, each as if the drafts
+ * before it had been sampled, until one differs from the draft that was to follow, or ends the answer: so a round gives what
+ * as many steps of one row would have given. Only rank 0 knows of stop strings; what a round sampled after one belongs to the
+ * sequence on every rank, and to no answer. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,16 +20,19 @@
 /* How long a rank looks for the plan before its caller looks at the socket. */
 enum { PLAN_PATIENCE_US = 20000 };
 
-static enum rc stuck(struct err *err, const char *what)
+enum rc engine_stuck(struct err *err, const char *what)
 {
     return err_set(err, RC_FATAL, EXIT_INTERNAL, "engine_inconsistent", "%s", what);
 }
 
 static enum rc build_plan(struct engine *e, struct err *err)
 {
-    int n = 0;
-    for (struct sequence *s = e->sequences; s; s = s->next)
-        e->plan_input[n++] = (struct plan_sequence){
+    int n = 0, decoding = 0;
+    for (const struct sequence *s = e->sequences; s; s = s->next)
+        decoding += s->state == PLAN_RUNNING && !s->retire && s->computed >= s->prompt_tokens;
+    for (struct sequence *s = e->sequences; s; s = s->next) {
+        struct plan_sequence *p = &e->plan_input[n++];
+        *p = (struct plan_sequence){
             .request = s->id,
             .state = s->state,
             .retire = s->retire,
@@ -32,6 +41,8 @@ static enum rc build_plan(struct engine *e, struct err *err)
             .computed = s->computed,
             .pages = s->n_pages,
         };
+        if (s->state != PLAN_QUEUED && !s->retire && s->computed >= s->prompt_tokens) engine_draft_want(e, s, decoding, p);
+    }
     struct plan_input in = {
         .step = e->step + 1,
         .sequences = e->plan_input,
@@ -40,7 +51,7 @@ static enum rc build_plan(struct engine *e, struct err *err)
         .prefill_rows = e->prefill_rows,
         .pages_free = e->pages.n_free,
     };
-    if (!step_plan_build(&in, &e->plan)) return stuck(err, "the planner found nothing to do for live requests");
+    if (!step_plan_build(&in, &e->plan)) return engine_stuck(err, "the planner found nothing to do for live requests");
     e->plan_len = step_plan_pack(&e->plan, e->plan_bytes);
     lockstep_publish_plan(e->segment, e->step + 1, e->plan_bytes, e->plan_len);
     return RC_OK;
@@ -62,14 +73,14 @@ static enum rc await_plan(struct engine *e, struct err *err)
         enum rc rc = lockstep_read_plan(e->segment, e->o.rank, e->step + 1, PLAN_PATIENCE_US, e->plan_bytes, &e->plan_len, err);
         if (rc == RC_OK) rc = step_plan_unpack(e->plan_bytes, e->plan_len, &e->plan, err);
         if (rc != RC_OK) return rc;
-        if (e->plan.step != e->step + 1) return stuck(err, "the step plan is of another step");
+        if (e->plan.step != e->step + 1) return engine_stuck(err, "the step plan is of another step");
         e->plan_ready = true;
         e->plan_since_us = clock_now_us();
     }
     if (plan_is_known(e)) return RC_OK;
     segment_beat(e->segment, e->o.rank);
     if (clock_now_us() - e->plan_since_us > e->lockstep_us)
-        return stuck(err, "the step plan names a request that never arrived");
+        return engine_stuck(err, "the step plan names a request that never arrived");
     return RC_RETRY;
 }
 
@@ -80,38 +91,69 @@ static bool fault_is_due(const struct engine *e, enum fault_kind kind)
 
 /* ---- actions ---- */
 
+static enum rc take_pages(struct engine *e, struct sequence *s, int n_pages, struct err *err)
+{
+    while (s->n_pages < n_pages) {
+        int32_t page = kv_pages_take(&e->pages);
+        if (page < 0) return engine_stuck(err, "the plan needs more KV pages than are free");
+        s->pages[s->n_pages++] = page;
+    }
+    return RC_OK;
+}
+
+static void give_pages(struct engine *e, struct sequence *s, int keep)
+{
+    while (s->n_pages > keep) kv_pages_give(&e->pages, s->pages[--s->n_pages]);
+}
+
 static enum rc preempt(struct engine *e, struct sequence *s, struct err *err)
 {
-    size_t page_bytes = model_forward_page_bytes(e->forward);
-    s->saved = malloc((size_t)s->n_pages * page_bytes + 1);
+    int held = s->n_pages;
+    s->saved = malloc(engine_state_bytes(e, held) + 1);
     if (!s->saved) return err_no_memory(err);
-    for (int i = 0; i < s->n_pages; i++) {
-        model_forward_save_page(e->forward, s->pages[i], s->saved + (size_t)i * page_bytes);
-        kv_pages_give(&e->pages, s->pages[i]);
-    }
+    engine_state_save(e, s, s->saved);
+    give_pages(e, s, 0);
+    s->n_pages = held; /* what it needs to come back */
+    e->slot_used[s->slot] = false;
     s->state = PLAN_PREEMPTED;
     s->timing.preemptions++;
     e->stats.preemptions++;
     return RC_OK;
 }
 
-static enum rc restore(struct engine *e, struct sequence *s, struct err *err)
+/* Gives it the lowest free slot and, where something was saved, pages for that and what was saved. */
+static enum rc start(struct engine *e, struct sequence *s, struct err *err)
 {
-    size_t page_bytes = model_forward_page_bytes(e->forward);
-    if (e->pages.n_free < s->n_pages) return stuck(err, "a restore does not fit the KV pages");
-    for (int i = 0; i < s->n_pages; i++) {
-        s->pages[i] = kv_pages_take(&e->pages);
-        model_forward_load_page(e->forward, s->pages[i], s->saved + (size_t)i * page_bytes);
-    }
+    int need = s->n_pages;
+    s->n_pages = 0;
+    s->slot = 0;
+    while (s->slot < e->o.active && e->slot_used[s->slot]) s->slot++;
+    if (s->slot == e->o.active) return engine_stuck(err, "a plan runs more sequences than there are slots");
+    e->slot_used[s->slot] = true;
+    s->state = PLAN_RUNNING;
+    enum rc rc = take_pages(e, s, need, err);
+    if (rc != RC_OK) return rc;
+    if (s->saved) engine_state_load(e, s, s->saved);
+    else model_forward_clear_slot(e->forward, s->slot);
     free(s->saved);
     s->saved = NULL;
-    s->state = PLAN_RUNNING;
     return RC_OK;
+}
+
+static enum rc admit(struct engine *e, struct sequence *s, struct err *err)
+{
+    s->admitted = ++e->admissions;
+    e->stats.restored_rows += (uint64_t)s->computed;
+    if (e->ngram && !draft_index_open(s->prompt_tokens + s->max_tokens, &s->index)) return err_no_memory(err);
+    return start(e, s, err);
 }
 
 static void retire(struct engine *e, struct sequence *s)
 {
-    for (int i = 0; i < s->n_pages && s->state == PLAN_RUNNING; i++) kv_pages_give(&e->pages, s->pages[i]);
+    if (s->state == PLAN_RUNNING) {
+        give_pages(e, s, 0);
+        e->slot_used[s->slot] = false;
+    }
     engine_remove(e, s);
 }
 
@@ -119,14 +161,14 @@ static enum rc run_actions(struct engine *e, struct err *err)
 {
     for (uint32_t i = 0; i < e->plan.n_actions; i++) {
         struct sequence *s = engine_find(e, e->plan.actions[i].request);
-        if (!s) return stuck(err, "a plan names one request twice");
+        if (!s) return engine_stuck(err, "a plan names one request twice");
         enum plan_action_kind kind = (enum plan_action_kind)e->plan.actions[i].kind;
         enum rc rc = RC_OK;
         if (kind == PLAN_RETIRE) retire(e, s);
         else if (kind == PLAN_PREEMPT && s->state == PLAN_RUNNING) rc = preempt(e, s, err);
-        else if (kind == PLAN_RESTORE && s->state == PLAN_PREEMPTED) rc = restore(e, s, err);
-        else if (kind == PLAN_ADMIT && s->state == PLAN_QUEUED) s->state = PLAN_RUNNING, s->admitted = ++e->admissions;
-        else return stuck(err, "a plan's action does not fit the request's state");
+        else if (kind == PLAN_RESTORE && s->state == PLAN_PREEMPTED) rc = start(e, s, err);
+        else if (kind == PLAN_ADMIT && s->state == PLAN_QUEUED) rc = admit(e, s, err);
+        else return engine_stuck(err, "a plan's action does not fit the request's state");
         if (rc != RC_OK) return rc;
     }
     return RC_OK;
@@ -134,58 +176,86 @@ static enum rc run_actions(struct engine *e, struct err *err)
 
 /* ---- the batch ---- */
 
-static enum rc take_pages(struct engine *e, struct sequence *s, int tokens, struct err *err)
+static bool segment_fits(const struct engine *e, const struct plan_segment *p, const struct sequence *s)
 {
-    while (s->n_pages < kv_pages_for(tokens)) {
-        int32_t page = kv_pages_take(&e->pages);
-        if (page < 0) return stuck(err, "the plan needs more KV pages than are free");
-        s->pages[s->n_pages++] = page;
-    }
-    return RC_OK;
+    if (!s || s->state != PLAN_RUNNING || p->position_first != s->computed) return false;
+    if (s->n_pages != kv_pages_for(s->computed)) return false; /* what the planner counted on */
+    int left = s->prompt_tokens - s->computed;
+    if (p->kind == PLAN_PREFILL) return p->rows <= left && p->picks == (p->rows == left);
+    return s->sampled && s->computed == s->prompt_tokens + s->sampled - 1 && p->drafts <= e->drafts &&
+           p->drafts < s->max_tokens - s->sampled && (p->source != DRAFT_NGRAM || e->ngram) && (p->source != DRAFT_MTP || e->mtp);
 }
 
+/* Rows, pages and tokens of the plan's segments; drafts are still missing. */
 static enum rc make_batch(struct engine *e, struct forward_batch *b, struct err *err)
 {
-    *b = (struct forward_batch){.tokens = e->batch_tokens, .segments = e->segments, .picks = e->picks};
-    int max_rows = e->prefill_rows + e->o.active;
+    *b = (struct forward_batch){.tokens = e->batch_tokens, .segments = e->segments, .slots = e->slots, .picks = e->picks};
     for (uint32_t i = 0; i < e->plan.n_segments; i++) {
         const struct plan_segment *p = &e->plan.segments[i];
         struct sequence *s = engine_find(e, p->request);
-        int known = s ? s->prompt_tokens + s->sampled : 0;
-        if (!s || s->state != PLAN_RUNNING || p->position_first != s->computed || p->rows > known - s->computed ||
-            p->rows > max_rows - b->rows || (p->picks && b->n_picks == e->o.active))
-            return stuck(err, "a plan's segment does not fit the request's position");
-        enum rc rc = take_pages(e, s, p->position_first + p->rows, err);
+        int n_picks = p->kind == PLAN_DECODE ? p->rows : p->picks;
+        if (!segment_fits(e, p, s) || p->rows > e->max_rows - b->rows || n_picks > e->max_picks - b->n_picks)
+            return engine_stuck(err, "a plan's segment does not fit the request's position");
+        enum rc rc = take_pages(e, s, kv_pages_for(p->position_first + p->rows), err);
         if (rc != RC_OK) return rc;
-        memcpy(e->batch_tokens + b->rows, s->tokens + p->position_first, (size_t)p->rows * sizeof *e->batch_tokens);
+        memcpy(e->batch_tokens + b->rows, s->tokens + p->position_first,
+               (size_t)(p->rows - p->drafts) * sizeof *e->batch_tokens);
         e->segments[i] = (struct kern_segment){b->rows, p->rows, p->position_first, s->pages};
-        e->segment_sequences[i] = s;
+        e->slots[i] = s->slot;
+        e->work[i] = (struct segment_work){.sequence = s, .first_pick = b->n_picks};
         b->rows += p->rows;
         if (p->kind == PLAN_DECODE) b->decode_rows = b->rows, b->n_decode_segments++;
-        if (p->picks) e->picks[b->n_picks++] = b->rows - 1;
+        for (int row = b->rows - n_picks; row < b->rows; row++) e->picks[b->n_picks++] = row;
         if (!s->first_row_us) s->first_row_us = clock_now_us();
     }
     b->n_segments = (int)e->plan.n_segments;
     return RC_OK;
 }
 
-/* Every rank samples from the same gathered logits. */
-static enum rc sample(struct engine *e, struct err *err)
+/* ---- sampling ---- */
+
+float *engine_mask_holes(const struct engine *e, float *logits)
 {
-    int pick = 0;
-    for (uint32_t i = 0; i < e->plan.n_segments; i++) {
-        const struct plan_segment *p = &e->plan.segments[i];
-        if (!p->picks) continue;
-        struct sequence *s = e->segment_sequences[i];
+    static const float never = -1e30f; /* finite: a logit that is not fails its job */
+    const int32_t *ids;
+    const size_t n = tokenizer_holes(e->tokenizer, &ids);
+    for (size_t i = 0; i < n; i++) logits[ids[i]] = never;
+    return logits;
+}
+
+/* Every rank samples from the same gathered logits. Token counts move here, before the compare, as the next row needs them. */
+static enum rc sample_segment(struct engine *e, const struct plan_segment *p, struct segment_work *w, int row_first,
+                              struct err *err)
+{
+    struct sequence *s = w->sequence;
+    int rows = p->kind == PLAN_DECODE ? p->rows : p->picks, position = p->position_first + p->rows - rows;
+    for (int j = 0; j < rows; j++) {
+        int32_t *token = &e->picked_tokens[w->first_pick + j];
         struct err why = {0};
-        enum rc rc = sampler_pick(&s->sampling, &s->counts, tokenizer_vocab(e->tokenizer), p->position_first + p->rows,
-                                  model_forward_logits(e->forward, pick), e->sampler_scratch, &e->picked_tokens[pick], &why);
-        if (rc == RC_FAILED) e->picked_tokens[pick] = -1;
+        enum rc rc = sampler_pick(&s->sampling, &s->counts, tokenizer_vocab(e->tokenizer), position + j + 1,
+                                  engine_mask_holes(e, model_forward_logits(e->forward, w->first_pick + j)), e->sampler_scratch, token, &why);
+        if (rc == RC_FAILED) *token = -1;
         else if (rc != RC_OK) return err_set(err, rc, EXIT_INTERNAL, why.code, "%s", why.text);
-        if (fault_is_due(e, FAULT_TOKEN)) e->picked_tokens[pick] = (e->picked_tokens[pick] + 1) % e->config.vocab;
-        pick++;
+        w->tokens = j + 1;
+        if (*token < 0) break;
+        rc = sequence_count(s, *token, err);
+        if (rc != RC_OK) return rc;
+        bool end = !s->ignore_end && tokenizer_is_end(e->tokenizer, *token);
+        if (end || j + 1 == rows || *token != e->batch_tokens[row_first + j + 1]) break;
+    }
+    if (w->tokens && fault_is_due(e, FAULT_TOKEN)) {
+        int32_t *last = &e->picked_tokens[w->first_pick + w->tokens - 1];
+        *last = (*last + 1) % e->config.vocab;
     }
     return RC_OK;
+}
+
+static enum rc sample(struct engine *e, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < e->plan.n_segments && rc == RC_OK; i++)
+        rc = sample_segment(e, &e->plan.segments[i], &e->work[i], e->segments[i].row_first, err);
+    return rc;
 }
 
 /* ---- the record ---- */
@@ -194,10 +264,15 @@ static uint64_t mix(uint64_t h, const void *bytes, size_t n) { return XXH3_64bit
 
 static struct lockstep_record make_record(struct engine *e, const struct forward_batch *b)
 {
-    struct lockstep_record r = {.step = e->step + 1, .rows = (uint64_t)b->rows, .tokens = (uint64_t)b->n_picks};
+    struct lockstep_record r = {.step = e->step + 1, .rows = (uint64_t)b->rows};
     if (fault_is_due(e, FAULT_PLAN)) e->plan_bytes[e->plan_len - 1] ^= 1;
     r.plan_digest = XXH3_64bits(e->plan_bytes, e->plan_len);
-    r.token_hash = XXH3_64bits(e->picked_tokens, (size_t)b->n_picks * sizeof *e->picked_tokens);
+    r.token_hash = mix(0, e->batch_tokens, (size_t)b->decode_rows * sizeof *e->batch_tokens); /* drafts among them */
+    for (int i = 0; i < b->n_segments; i++) {
+        const struct segment_work *w = &e->work[i];
+        r.tokens += (uint64_t)w->tokens;
+        r.token_hash = mix(r.token_hash, e->picked_tokens + w->first_pick, (size_t)w->tokens * sizeof *e->picked_tokens);
+    }
     if (b->rows) r.state_digest = mix(0, model_forward_row_hashes(e->forward), (size_t)b->rows * sizeof(uint64_t));
     for (const struct sequence *s = e->sequences; s; s = s->next) {
         uint64_t own[] = {s->id, (uint64_t)s->state, (uint64_t)s->computed, (uint64_t)s->n_pages, s->token_chain};
@@ -222,12 +297,12 @@ static void end_sequence(struct engine *e, struct sequence *s, int64_t now_us)
     e->events[e->n_events++] = s;
 }
 
-static enum rc commit_pick(struct engine *e, struct sequence *s, int pick, int64_t now_us, struct err *err)
+static enum rc commit_token(struct engine *e, struct sequence *s, int pick, int64_t now_us, struct err *err)
 {
     int32_t token = e->picked_tokens[pick];
     if (token < 0) {
         s->failed = true;
-        if (e->o.rank == 0) end_sequence(e, s, now_us);
+        if (e->o.rank == 0 && !s->retire) end_sequence(e, s, now_us);
         return RC_OK;
     }
     if (s->trace) {
@@ -239,24 +314,59 @@ static enum rc commit_pick(struct engine *e, struct sequence *s, int pick, int64
         s->first_token_us = now_us;
         s->timing.prefill_us = now_us - s->first_row_us;
     }
-    enum rc rc = sequence_append(s, token, err);
-    if (rc != RC_OK || e->o.rank != 0) return rc;
+    sequence_append(s, token);
+    if (e->o.rank != 0 || s->retire) return RC_OK;
     struct err why = {0};
     if (sequence_finish_check(s, e->tokenizer, &why)) end_sequence(e, s, now_us);
     return why.rc == RC_OK ? RC_OK : err_no_memory(err);
 }
 
+/* What a round's drafts were worth. A right draft that the answer's end left unused was right all the same. */
+static void commit_drafts(struct engine *e, const struct plan_segment *p, const struct segment_work *w, int row_first)
+{
+    struct sequence *s = w->sequence;
+    int accepted = w->tokens - 1;
+    if (e->o.rank == 0) {
+        bool unused = accepted < p->drafts &&
+                      e->picked_tokens[w->first_pick + accepted] == e->batch_tokens[row_first + accepted + 1];
+        engine_draft_note(e, s, p, accepted + unused);
+    }
+    s->timing.rounds++;
+    s->timing.drafted += p->drafts;
+    e->stats.drafted += (uint64_t)p->drafts;
+    e->stats.accepted += (uint64_t)accepted;
+}
+
+/* Positions, pages, state and kept hidden rows after the segment's right rows; its tokens. */
+static enum rc commit_segment(struct engine *e, int i, int64_t now_us, struct err *err)
+{
+    const struct plan_segment *p = &e->plan.segments[i];
+    const struct segment_work *w = &e->work[i];
+    struct sequence *s = w->sequence;
+    int row_first = e->segments[i].row_first, answered = s->answered;
+    bool decode = p->kind == PLAN_DECODE;
+    s->computed += decode ? w->tokens : p->rows;
+    give_pages(e, s, kv_pages_for(s->computed));
+    if (decode) {
+        model_forward_accept(e->forward, s->slot, w->tokens - 1);
+        commit_drafts(e, p, w, row_first);
+    }
+    if (e->mtp && decode) model_forward_keep_hidden(e->forward, s->slot, row_first, w->tokens);
+    else if (e->mtp) model_forward_keep_hidden(e->forward, s->slot, row_first + p->rows - 1, 1);
+    enum rc rc = RC_OK;
+    for (int j = 0; j < w->tokens && rc == RC_OK; j++) rc = commit_token(e, s, w->first_pick + j, now_us, err);
+    if (decode && s->answered > answered) s->timing.accepted += s->answered - answered - 1;
+    return rc;
+}
+
 static enum rc commit(struct engine *e, const struct forward_batch *b, struct err *err)
 {
     int64_t now_us = clock_now_us();
-    int pick = 0;
-    for (uint32_t i = 0; i < e->plan.n_segments; i++) {
-        struct sequence *s = e->segment_sequences[i];
-        s->computed += e->plan.segments[i].rows;
+    for (int i = 0; i < b->n_segments; i++) {
+        struct sequence *s = e->work[i].sequence;
         s->timing.steps++;
         if (b->n_segments > s->timing.max_in_step) s->timing.max_in_step = b->n_segments;
-        if (!e->plan.segments[i].picks) continue;
-        enum rc rc = commit_pick(e, s, pick++, now_us, err);
+        enum rc rc = commit_segment(e, i, now_us, err);
         if (rc != RC_OK) return rc;
     }
     e->step++;
@@ -276,6 +386,7 @@ enum rc engine_step(struct engine *e, struct err *err)
     struct forward_batch b;
     rc = run_actions(e, err);
     if (rc == RC_OK) rc = make_batch(e, &b, err);
+    if (rc == RC_OK) rc = engine_draft(e, err);
     if (rc == RC_OK && b.rows) rc = model_forward_step(e->forward, &b, err);
     if (rc == RC_OK) rc = sample(e, err);
     if (rc == RC_OK) {
@@ -283,5 +394,6 @@ enum rc engine_step(struct engine *e, struct err *err)
         rc = lockstep_compare(e->segment, e->o.rank, &r, err);
     }
     if (rc == RC_OK) rc = commit(e, &b, err);
+    if (rc == RC_OK && e->mtp) rc = engine_mtp_prompt(e, err);
     return rc;
 }

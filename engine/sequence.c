@@ -63,18 +63,22 @@ void sequence_free(struct sequence *s)
     free(s->pages);
     free(s->saved);
     free(s->trace);
+    draft_index_free(&s->index);
     token_counts_free(&s->counts);
     buf_free(&s->bytes);
     buf_free(&s->text);
     free(s);
 }
 
-enum rc sequence_append(struct sequence *s, int32_t token, struct err *e)
+enum rc sequence_count(struct sequence *s, int32_t token, struct err *e)
+{
+    return !sampling_needs_counts(&s->sampling) || token_counts_add(&s->counts, token, true) ? RC_OK : err_no_memory(e);
+}
+
+void sequence_append(struct sequence *s, int32_t token)
 {
     s->tokens[s->prompt_tokens + s->sampled++] = token;
     s->token_chain = XXH3_64bits_withSeed(&token, sizeof token, s->token_chain);
-    if (sampling_needs_counts(&s->sampling) && !token_counts_add(&s->counts, token, true)) return err_no_memory(e);
-    return RC_OK;
 }
 
 /* Offset of the earliest stop string that ends after old_len, or SIZE_MAX. */
@@ -90,7 +94,7 @@ static size_t find_stop(const struct sequence *s, size_t old_len)
 
 bool sequence_finish_check(struct sequence *s, const struct tokenizer *t, struct err *e)
 {
-    int32_t token = s->tokens[s->prompt_tokens + s->sampled - 1];
+    int32_t token = s->tokens[s->prompt_tokens + s->answered++];
     bool end = !s->ignore_end && tokenizer_is_end(t, token);
     size_t old_len = s->bytes.len, text_len;
     if (!end && !tokenizer_decode(t, token, false, &s->bytes)) err_no_memory(e);
@@ -98,7 +102,7 @@ bool sequence_finish_check(struct sequence *s, const struct tokenizer *t, struct
     if (end || stop != SIZE_MAX) {
         s->finish = FINISH_STOP;
         text_len = stop != SIZE_MAX ? stop : s->bytes.len;
-    } else if (s->sampled >= s->max_tokens) {
+    } else if (s->answered >= s->max_tokens) {
         s->finish = FINISH_LENGTH;
         text_len = s->bytes.len;
     } else {

@@ -4,6 +4,7 @@
 #ifndef TANDEM_SEQUENCE_H
 #define TANDEM_SEQUENCE_H
 
+#include "draft.h"
 #include "engine.h"
 #include "step_plan.h"
 #include "tokenizer.h"
@@ -16,15 +17,21 @@ struct sequence {
     int64_t admitted;     /* order of first admission; 0 while queued */
     int32_t *tokens;      /* prompt, then sampled tokens; room for prompt_tokens + max_tokens */
     int prompt_tokens, max_tokens;
-    int sampled;          /* tokens sampled so far */
-    int computed;         /* positions whose KV is stored */
+    int sampled;          /* tokens sampled so far, the same on every rank */
+    int answered;         /* rank 0: those of the answer; fewer when a stop string ended it within a round */
+    int computed;         /* positions whose KV is stored; while queued: that its snapshot holds */
     uint64_t token_chain; /* chained hash of prompt and sampled tokens */
     struct sampling sampling;
     struct token_counts counts;
     bool ignore_end;
+    int slot;             /* RUNNING: its slot in model_forward */
     int32_t *pages;       /* block table, room for the whole request */
-    int n_pages;
-    char *saved;          /* KV of a preempted sequence, n_pages pages */
+    int n_pages;          /* kv_pages_for(computed) between steps */
+    char *saved;          /* PREEMPTED, QUEUED with a snapshot: n_pages pages, then the slot */
+    struct draft_index index; /* of its tokens, from its admission on, where n-grams are used */
+    struct draft_rates rates; /* rank 0 */
+    int matched;              /* rank 0: common past of the n-gram drafts planned */
+    int idle[DRAFT_KINDS];    /* rank 0: rounds since as many such drafts as possible were made, or one more than seemed best */
     uint64_t *trace;      /* [max_tokens][2] or NULL */
     char **stop;
     int n_stop;
@@ -37,15 +44,18 @@ struct sequence {
     struct sequence *next; /* in order of submission */
 };
 
-/* Copies the request. RC_FATAL: out of memory. Free with sequence_free. */
+/* Copies the request, save its snapshot. RC_FATAL: out of memory. Free with sequence_free. */
 enum rc sequence_open(const struct engine_request *r, bool trace, struct sequence **out, struct err *e);
 void sequence_free(struct sequence *s);
 
+/* Counts a token for the penalties of those after it: within a round, when the next row's logits are due. */
+enum rc sequence_count(struct sequence *s, int32_t token, struct err *e);
 /* Appends a sampled token to what every rank knows. */
-enum rc sequence_append(struct sequence *s, int32_t token, struct err *e);
+void sequence_append(struct sequence *s, int32_t token);
 
-/* Rank 0, after sequence_append: decodes the token, looks for the end (end token, stop string, length). True when the
- * sequence is finished: finish and text are set. Out of memory ends in e. */
+/* Rank 0, after sequence_append: takes the token into the answer, decodes it, looks for the end (end token, stop string,
+ * length). True when the sequence is finished: finish and text are set, and later tokens of the round are no part of it. Out of
+ * memory ends in e. */
 bool sequence_finish_check(struct sequence *s, const struct tokenizer *t, struct err *e);
 
 #endif

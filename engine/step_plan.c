@@ -1,8 +1,9 @@
-/* step_plan: one pass over the running sequences in order of admission, then restores, then admissions.
+/* step_plan: one pass over the running sequences in order of admission, then restores, then admissions, then drafts.
  *
  * Serving in order of admission is what makes preemption safe: a victim is always younger than the one that takes its
  * pages and has not been given rows in this plan yet, so no segment is ever withdrawn. A single sequence always fits the
- * store (engine_open sees to it), so the oldest cannot starve. */
+ * store (engine_open sees to it), so the oldest cannot starve. Drafts come last: a guess displaces no sequence and keeps
+ * none out. */
 #include "step_plan.h"
 
 #include <string.h>
@@ -15,6 +16,7 @@ struct build {
     struct step_plan *out;
     int order[PLAN_MAX_SEGMENTS]; /* running sequences, oldest first */
     bool gone[PLAN_MAX_SEGMENTS]; /* preempted by this plan */
+    const struct plan_sequence *served[PLAN_MAX_SEGMENTS]; /* whose segment it is */
     int n_running;
     int pages_free;
     int rows_left;
@@ -82,6 +84,7 @@ static void serve(struct build *b, const struct plan_sequence *s, int pages_held
     }
     b->pages_free -= missing;
     if (!decode) b->rows_left -= rows;
+    b->served[b->out->n_segments] = s;
     b->out->segments[b->out->n_segments++] = (struct plan_segment){
         .request = s->request,
         .position_first = s->computed,
@@ -129,11 +132,30 @@ static void bring_in(struct build *b)
     for (int i = 0; i < in->n_sequences && running < in->active && b->rows_left > 0; i++) {
         const struct plan_sequence *s = &in->sequences[i];
         if (s->state != PLAN_QUEUED || s->retire) continue;
-        int first_rows = s->prompt_tokens < b->rows_left ? s->prompt_tokens : b->rows_left;
-        if (b->pages_free < kv_pages_for(first_rows) + running) return;
+        int first_rows = s->prompt_tokens - s->computed;
+        if (first_rows > b->rows_left) first_rows = b->rows_left;
+        if (b->pages_free < kv_pages_for(s->computed + first_rows) + running) return;
         if (!act(b, s->request, PLAN_ADMIT)) return;
+        b->pages_free -= s->pages;
         running++;
-        serve(b, s, 0, -1);
+        serve(b, s, s->pages, -1);
+    }
+}
+
+/* Lengthens decode segments by the drafts wanted, as far as the pages go. */
+static void add_drafts(struct build *b)
+{
+    for (uint32_t i = 0; i < b->out->n_segments; i++) {
+        struct plan_segment *g = &b->out->segments[i];
+        const struct plan_sequence *s = b->served[i];
+        if (g->kind != PLAN_DECODE) continue;
+        int held = kv_pages_for(s->computed + 1);
+        int64_t room = ((int64_t)held + b->pages_free) * KV_PAGE_TOKENS - (s->computed + 1);
+        g->drafts = s->drafts < room ? s->drafts : (int32_t)room;
+        if (!g->drafts) continue;
+        g->rows = 1 + g->drafts;
+        g->source = (int32_t)s->source;
+        b->pages_free -= kv_pages_for(s->computed + g->rows) - held;
     }
 }
 
@@ -158,6 +180,7 @@ bool step_plan_build(const struct plan_input *in, struct step_plan *out)
     for (int i = 0; i < b.n_running; i++)
         if (!b.gone[i]) serve(&b, &in->sequences[b.order[i]], in->sequences[b.order[i]].pages, i);
     if (!b.preempted) bring_in(&b);
+    add_drafts(&b);
     decode_first(out);
     return out->n_actions || out->n_segments;
 }
@@ -176,8 +199,11 @@ size_t step_plan_pack(const struct step_plan *p, void *out)
 
 static bool segment_ok(const struct plan_segment *s)
 {
-    return s->rows >= 1 && s->position_first >= 0 && (s->kind == PLAN_PREFILL || (s->kind == PLAN_DECODE && s->rows == 1)) &&
-           (s->picks == 0 || s->picks == 1);
+    if (s->rows < 1 || s->position_first < 0 || s->rows > INT32_MAX - s->position_first) return false;
+    if (s->drafts < 0 || s->drafts > KERN_MAX_DRAFTS || s->source < DRAFT_NONE || s->source >= DRAFT_SOURCES) return false;
+    if ((s->drafts == 0) != (s->source == DRAFT_NONE)) return false;
+    if (s->kind == PLAN_DECODE) return s->rows == 1 + s->drafts && s->picks == 1;
+    return s->kind == PLAN_PREFILL && s->drafts == 0 && (s->picks == 0 || s->picks == 1);
 }
 
 enum rc step_plan_unpack(const void *bytes, size_t n_bytes, struct step_plan *out, struct err *e)

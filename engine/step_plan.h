@@ -6,14 +6,15 @@
 #define TANDEM_STEP_PLAN_H
 
 #include "base.h"
+#include "draft.h"
 
 enum { PLAN_MAX_SEGMENTS = 64, PLAN_MAX_ACTIONS = 256 };
 
 enum plan_action_kind {
     PLAN_RETIRE = 1, /* the request is over: free what it holds */
-    PLAN_PREEMPT,    /* save its KV to host memory and free its pages */
-    PLAN_RESTORE,    /* take pages and put the saved KV back */
-    PLAN_ADMIT       /* from the queue into the active set */
+    PLAN_PREEMPT,    /* save its KV and its slot to host memory and free its pages */
+    PLAN_RESTORE,    /* take pages and put back what was saved */
+    PLAN_ADMIT       /* from the queue into the active set; with a snapshot: as RESTORE */
 };
 
 enum plan_segment_kind { PLAN_DECODE = 1, PLAN_PREFILL };
@@ -26,9 +27,11 @@ struct plan_action {
 struct plan_segment {
     uint64_t request;
     int32_t position_first;
-    int32_t rows;
-    int32_t kind;  /* enum plan_segment_kind; decode segments come first */
-    int32_t picks; /* 1: a token is sampled after the last row */
+    int32_t rows;   /* decode: 1 + drafts, and a token is sampled after each */
+    int32_t kind;   /* enum plan_segment_kind; decode segments come first */
+    int32_t picks;  /* 1: a token is sampled after the last row */
+    int32_t drafts; /* 0 .. KERN_MAX_DRAFTS */
+    int32_t source; /* enum draft_source; DRAFT_NONE without drafts */
 };
 struct step_plan {
     uint64_t step;
@@ -47,8 +50,10 @@ struct plan_sequence {
     bool retire;
     int64_t admitted; /* rises with each first admission; orders running and preempted sequences */
     int prompt_tokens;
-    int computed;     /* positions whose KV is stored */
-    int pages;        /* held now; PREEMPTED: needed to restore */
+    int computed;     /* positions whose KV is stored; QUEUED: that a snapshot holds */
+    int pages;        /* held now; QUEUED, PREEMPTED: needed to restore; always those of `computed` */
+    int drafts;       /* wanted, should its next row be a decode row */
+    enum draft_source source;
 };
 
 struct plan_input {
@@ -62,7 +67,8 @@ struct plan_input {
 
 /* Rules: retired requests go first. Running sequences are served in order of admission, so the oldest always proceeds; one
  * that needs a page when none is free preempts the youngest. Prompt rows are cut at absolute multiples of 64. Preempted
- * sequences come back, oldest first, before anything new is admitted. Returns false when the sequences leave nothing to do. */
+ * sequences come back, oldest first, before anything new is admitted. Drafts get the pages that are left after all of that,
+ * oldest sequence first. Returns false when the sequences leave nothing to do. */
 bool step_plan_build(const struct plan_input *in, struct step_plan *out);
 
 /* The plan's used bytes, packed for publishing; out holds at least sizeof(struct step_plan). */

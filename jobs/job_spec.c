@@ -222,6 +222,7 @@ void job_spec_free(struct job_spec *s)
             free(s->messages[i].parts[j].document_path);
         }
         free(s->messages[i].parts);
+        free(s->messages[i].reasoning);
     }
     free(s->messages);
     for (int i = 0; i < s->n_stop; i++) free(s->stop[i]);

@@ -33,6 +33,17 @@ struct job_message {
     char role[12];        /* "system", "user", "assistant" */
     struct job_part *parts; /* a plain string content is one part; parts are joined by '\n' */
     size_t n_parts;
+    char *reasoning;      /* of an assistant: "reasoning_content", or "reasoning"; NULL: not given */
+    size_t reasoning_len;
+};
+
+/* What a chat job tells the model's template: "chat_template_kwargs" and "reasoning_effort". Whether the model's format has
+ * such a thing is known only with the model. */
+enum job_switch { JOB_SWITCH_DEFAULT, JOB_SWITCH_OFF, JOB_SWITCH_ON };
+struct job_thinking {
+    enum job_switch enable, preserve;
+    char effort[8];           /* "low", "medium", "xhigh"; "": not given */
+    const char *effort_param; /* where it was given; static */
 };
 
 struct job_spec {
@@ -44,6 +55,7 @@ struct job_spec {
     int64_t max_tokens;   /* 0: omitted, what the context leaves */
     struct sampling sampling; /* seed set only if has_seed; otherwise derive it by job_spec_seed */
     bool has_seed;
+    struct job_thinking thinking;
     char **stop;
     int n_stop;
     char *canonical_body; /* JSON, sorted keys, compact: part of the result's key */

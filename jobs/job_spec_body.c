@@ -64,7 +64,6 @@ static const struct off_field off_fields[] = {
     {"modalities", CHAT, false},
     {"audio", CHAT, false},
     {"prediction", CHAT, false},
-    {"reasoning_effort", CHAT, false},
     {"verbosity", CHAT, false},
     {"web_search_options", CHAT, false},
     {"service_tier", BOTH, false},
@@ -87,7 +86,6 @@ static const struct off_field off_fields[] = {
     {"use_beam_search", BOTH, true},
     {"length_penalty", BOTH, false},
     {"chat_template", CHAT, false},
-    {"chat_template_kwargs", CHAT, false},
     {"add_generation_prompt", CHAT, false},
     {"continue_final_message", CHAT, true},
     {"structured_outputs", BOTH, false},
@@ -285,6 +283,70 @@ static void read_response_format(struct job_spec *s, const json_t *body)
     if (key) fault_unknown(s, "response_format", key);
 }
 
+/* --- thinking ----------------------------------------------------------------------------------------------------- */
+
+/* What templates with an effort know. OpenAI's others are refused and not moved to a neighbour: they name another prompt. */
+static const char *const effort_names[] = {"low", "medium", "xhigh"};
+static const char kwargs_name[] = "chat_template_kwargs", effort_name[] = "reasoning_effort";
+static const char kwargs_effort_name[] = "chat_template_kwargs.reasoning_effort";
+
+static void read_switch(struct job_spec *s, const json_t *kwargs, const char *name, enum job_switch *out)
+{
+    const json_t *v = json_object_get(kwargs, name);
+    char param[64];
+    if (!v || json_is_null(v)) return;
+    snprintf(param, sizeof param, "%s.%s", kwargs_name, name);
+    if (!json_is_boolean(v))
+        wrong_type(s, param, "a boolean", v);
+    else
+        *out = json_is_true(v) ? JOB_SWITCH_ON : JOB_SWITCH_OFF;
+}
+
+/* with_none: "none" is a value as well, which out is then. */
+static void read_effort(struct job_spec *s, const json_t *v, const char *param, bool with_none, char out[8])
+{
+    if (!v || json_is_null(v) || !check_string(s, v, param, SIZE_MAX)) return;
+    const char *value = json_string_value(v);
+    if (is_among(value, effort_names, sizeof effort_names / sizeof *effort_names) || (with_none && !strcmp(value, "none")))
+        snprintf(out, 8, "%s", value);
+    else
+        job_fault_set(&s->fault, 400, REQUEST, "unsupported_value", param, "'%s' must be %s\"low\", \"medium\" or \"xhigh\"",
+                      param, with_none ? "\"none\", " : "");
+}
+
+/* reasoning_effort is OpenAI's name of what chat_template_kwargs says in the template's words; "none" is its way to turn
+ * thinking off. Given twice, they must agree. */
+static void read_thinking(struct job_spec *s, const json_t *body)
+{
+    static const char *const names[] = {"enable_thinking", "preserve_thinking", "reasoning_effort"};
+    struct job_thinking *t = &s->thinking;
+    const json_t *kwargs = json_object_get(body, kwargs_name);
+    char effort[8] = "";
+    if (kwargs && !json_is_null(kwargs)) {
+        if (!json_is_object(kwargs)) {
+            wrong_type(s, kwargs_name, "an object", kwargs);
+            return;
+        }
+        read_switch(s, kwargs, "enable_thinking", &t->enable);
+        read_switch(s, kwargs, "preserve_thinking", &t->preserve);
+        read_effort(s, json_object_get(kwargs, "reasoning_effort"), kwargs_effort_name, false, t->effort);
+        if (t->effort[0]) t->effort_param = kwargs_effort_name;
+        const char *key = unknown_key(kwargs, names, sizeof names / sizeof *names);
+        if (key) fault_unknown(s, kwargs_name, key);
+    }
+    read_effort(s, json_object_get(body, effort_name), effort_name, true, effort);
+    if (!effort[0]) return;
+    bool off = !strcmp(effort, "none");
+    if ((off && t->enable == JOB_SWITCH_ON) || (t->effort[0] && strcmp(t->effort, effort)))
+        job_fault_set(&s->fault, 400, REQUEST, "invalid_value", effort_name, "'%s' contradicts '%s'", effort_name, kwargs_name);
+    if (off) {
+        t->enable = JOB_SWITCH_OFF;
+        return;
+    }
+    memcpy(t->effort, effort, sizeof effort);
+    t->effort_param = effort_name;
+}
+
 /* --- messages and prompt ------------------------------------------------------------------------------------------ */
 
 static bool read_text(struct job_spec *s, const json_t *v, const char *param, struct job_part *out)
@@ -375,12 +437,34 @@ static void read_role(struct job_spec *s, const json_t *v, const char *where, st
                   "'%s' must be \"system\", \"developer\", \"user\" or \"assistant\"", where);
 }
 
+/* Thoughts of an assistant, under either of the names that servers give them in answers. */
+static bool read_reasoning(struct job_spec *s, const json_t *message, const char *where, struct job_message *m)
+{
+    static const char *const names[] = {"reasoning_content", "reasoning"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *v = json_object_get(message, names[i]);
+        char param[64];
+        if (!v || json_is_null(v)) continue;
+        snprintf(param, sizeof param, "%s.%s", where, names[i]);
+        if (!check_string(s, v, param, SIZE_MAX)) return true;
+        if (strcmp(m->role, "assistant"))
+            job_fault_set(&s->fault, 400, REQUEST, "invalid_value", param, "'%s' belongs to an assistant's message", param);
+        if (m->reasoning && strcmp(m->reasoning, json_string_value(v)))
+            job_fault_set(&s->fault, 400, REQUEST, "invalid_value", param, "'%s' contradicts '%s.%s'", param, where, names[0]);
+        if (m->reasoning) continue;
+        m->reasoning = job_spec_copy(v);
+        if (!m->reasoning) return false;
+        m->reasoning_len = json_string_length(v);
+    }
+    return true;
+}
+
 static bool read_message(struct job_spec *s, const json_t *v, size_t index, struct job_message *m)
 {
-    static const char *const off[] = {"name",    "tool_calls", "tool_call_id", "function_call",
-                                      "refusal", "audio",      "annotations",  "reasoning_content"};
-    static const char *const known[] = {"role",          "content", "name",  "tool_calls",  "tool_call_id",
-                                        "function_call", "refusal", "audio", "annotations", "reasoning_content"};
+    static const char *const off[] = {"name",          "tool_calls", "tool_call_id", "function_call",
+                                      "refusal",       "audio",      "annotations"};
+    static const char *const known[] = {"role",    "content", "name",        "tool_calls",        "tool_call_id", "function_call",
+                                        "refusal", "audio",   "annotations", "reasoning_content", "reasoning"};
     char where[40], param[64];
     snprintf(where, sizeof where, "messages[%zu]", index);
     if (!json_is_object(v)) {
@@ -395,6 +479,7 @@ static bool read_message(struct job_spec *s, const json_t *v, size_t index, stru
     }
     const char *key = unknown_key(v, known, sizeof known / sizeof *known);
     if (key) fault_unknown(s, where, key);
+    if (!read_reasoning(s, v, where, m)) return false;
     if (s->fault.status) return true;
     snprintf(param, sizeof param, "%s.content", where);
     return read_content(s, json_object_get(v, "content"), param, m);
@@ -464,6 +549,7 @@ static bool is_known(const struct job_spec *s, const char *key)
         "model",           "stop", "top_k",    "seed", "n", "max_tokens", "max_completion_tokens",
         "response_format", "user", "metadata", "store"};
     if (!strcmp(key, s->endpoint == JOB_CHAT ? "messages" : "prompt")) return true;
+    if (!strcmp(key, kwargs_name) || !strcmp(key, effort_name)) return s->endpoint == JOB_CHAT;
     if (is_among(key, read_fields, sizeof read_fields / sizeof *read_fields)) return true;
     for (size_t i = 0; i < sizeof number_fields / sizeof *number_fields; i++)
         if (!strcmp(key, number_fields[i].name)) return true;
@@ -489,6 +575,7 @@ bool job_spec_body(struct job_spec *s, const json_t *body)
     read_numbers(s, body);
     if (!read_stop(s, body)) return false;
     read_response_format(s, body);
+    if (s->endpoint == JOB_CHAT) read_thinking(s, body);
     check_off_fields(s, body);
     check_unknown_fields(s, body);
     return true;

@@ -90,6 +90,9 @@ static struct job_timing timing_of(const struct dispatch_outcome *o, const struc
     t.ttft_us = e->ttft_us;
     t.decode_us = e->decode_us;
     t.steps = e->steps;
+    t.rounds = e->rounds;
+    t.drafted = e->drafted;
+    t.accepted = e->accepted;
     t.sequences_in_step = e->max_in_step;
     t.preemptions = e->preemptions;
     t.completion_tokens = (int64_t)o->done->n_tokens;
@@ -210,7 +213,9 @@ static enum rc open_all(struct run *r, struct err *e)
     struct buf folder = {0};
     enum rc rc = job_set_load(o, job_problem_print, NULL, &r->set, e);
     if (rc == RC_OK) rc = prompter_open(o, &r->prompter, e);
-    if (rc == RC_OK) rc = rank_identity(o, &r->identity, e);
+    if (rc == RC_OK && prompter_synthetic(r->prompter))
+        log_line(LOG_WARN, "the weights of %s are made up: answers are noise", o->model);
+    if (rc == RC_OK) rc = rank_identity(o, 0, &r->identity, e);
     if (rc == RC_OK) rc = options_state_folder(o, &folder, e);
     if (rc == RC_OK) rc = state_open(folder.data, STATE_WRITE, &r->state, e);
     if (rc == RC_OK) rc = state_bind_identity(r->state, r->identity.data, e);

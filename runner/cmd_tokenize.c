@@ -29,18 +29,14 @@ static enum rc input_read(struct buf *out, struct err *e)
     }
 }
 
-static enum rc encode(const struct options *o, struct tokenizer *t, const struct buf *text, struct token_list *out,
-                      struct err *e)
+static enum rc encode(const struct options *o, const struct model_file *m, struct tokenizer *t, const struct buf *text,
+                      struct token_list *out, struct err *e)
 {
-    enum chat_format format;
     if (!o->chat_format) return tokenizer_encode(t, text->data, text->len, false, out, e);
-    if (!chat_format_parse(o->chat_format, &format))
-        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "unknown_chat_format",
-                       "unknown chat format %s; there are smollm2, "
-                       "chatml, qwen2.5",
-                       o->chat_format);
-    struct chat_message message = {"user", text->data, text->len};
-    return chat_template_encode(format, t, &message, 1, out, e);
+    struct chat_message message = {.role = "user", .text = text->data, .len = text->len};
+    struct chat chat = {.messages = &message, .n_messages = 1};
+    enum rc rc = chat_format_choose(o->chat_format, m, t, &chat.format, e);
+    return rc == RC_OK ? chat_template_encode(&chat, t, out, e) : rc;
 }
 
 static void piece_print(const struct buf *piece)
@@ -92,7 +88,7 @@ int cmd_tokenize(const struct options *o)
     enum rc rc = model_file_open(o->files[0], &m, &e);
     if (rc == RC_OK) rc = tokenizer_open(m, &t, &e);
     if (rc == RC_OK) rc = input_read(&text, &e);
-    if (rc == RC_OK) rc = encode(o, t, &text, &ids, &e);
+    if (rc == RC_OK) rc = encode(o, m, t, &text, &ids, &e);
     if (rc == RC_OK && !ids_print(o, t, &ids)) rc = err_no_memory(&e);
     if (rc != RC_OK) log_line(LOG_ERROR, "%s", err_format(&e, line, sizeof line));
     token_list_free(&ids);

@@ -23,6 +23,10 @@ const struct command command_table[] = {
     {"export", "--out OUT [--state DIR]", "Writes an archive of what a state holds now.", cmd_export, false},
     {"model", "M", "What a model file holds, and what each rank will hold of it.", cmd_model, false},
     {"tokenize", "M < TEXT", "Token ids of standard input.", cmd_tokenize, false},
+    {"shard", "M --ranks N --out DIR [--verify]",
+     "Cuts a model into a folder of one part a rank, so that a rank reads no more than its own. The folder is a model for that "
+     "number of ranks: same answers, same identity.",
+     cmd_shard, false},
     {"bench", "decode|prefill --model M", "Measures the engine alone.", cmd_bench, false},
     {0}};
 

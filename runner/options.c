@@ -22,7 +22,7 @@ enum option_type {
     OPTION_SWITCH,  /* bool: true for the second of two words */
     OPTION_INT,     /* int */
     OPTION_INT64,   /* int64_t */
-    OPTION_SECONDS, /* double */
+    OPTION_DECIMAL, /* double */
     OPTION_MICROS,  /* int64_t, given in seconds */
     OPTION_FAULT    /* struct fault */
 };
@@ -44,18 +44,22 @@ struct option_row {
 
 static const struct option_row rows[] = {
     {"model", "M", OPTION_TEXT, AT(model), 0, 0, NULL, NULL, " run check bench ",
-     "The model: a GGUF file. check uses its tokenizer only."},
-    {"out", "OUT", OPTION_TEXT, AT(out), 0, 0, NULL, NULL, " run export ",
-     "Where the records go. The suffix decides: .tar.zst, .tar.gz, .tar.xz, .tar, .zip; anything else is a folder."},
+     "The model: a GGUF file, a folder with config.json and safetensors, or a folder made by shard. synth:NAME has made-up "
+     "weights, for measuring. check uses its tokenizer only."},
+    {"out", "OUT", OPTION_TEXT, AT(out), 0, 0, NULL, NULL, " run export shard ",
+     "Where the records go. The suffix decides: .tar.zst, .tar.gz, .tar.xz, .tar, .zip; anything else is a folder. shard: the "
+     "folder."},
     {"state", "DIR", OPTION_TEXT, AT(state), 0, 0, NULL, "OUT.state", " run export ",
      "Durable state: finished results and what else a second run needs to continue. Must lie on a local disk."},
     {"root", "DIR", OPTION_TEXT, AT(root), 0, 0, NULL, "the job file's folder", " run check ",
      "Documents are opened beneath this folder and nowhere else."},
     {"on-bad-line", "WHAT", OPTION_SWITCH, AT(skip_bad_lines), 0, 0, "fail|skip", "fail", " run check ",
      "A line that is no job: fail runs nothing and exits 65; skip makes an error record of it and runs the rest."},
-    {"force", NULL, OPTION_FLAG, AT(force), 0, 0, NULL, NULL, " run export ",
-     "Replace an existing OUT that comes from another state or is no archive of tandem."},
-    {"ranks", "N", OPTION_INT, AT(ranks), 1, MAX_RANKS, NULL, "2", " run bench model ",
+    {"force", NULL, OPTION_FLAG, AT(force), 0, 0, NULL, NULL, " run export shard ",
+     "Replace an existing OUT that comes from another state or is no archive of tandem. shard: replace an older cut."},
+    {"verify", NULL, OPTION_FLAG, AT(verify), 0, 0, NULL, NULL, " shard ",
+     "Write nothing: compare every byte of OUT with the model's."},
+    {"ranks", "N", OPTION_INT, AT(ranks), 1, MAX_RANKS, NULL, "2", " run bench model shard ",
      "Rank processes that hold one model together."},
     {"groups", "N", OPTION_INT, AT(groups), 1, 16, NULL, "1", " run ", "Groups of ranks, each with a whole model."},
     {"threads", "N", OPTION_INT, AT(threads), 0, 1024, NULL, "cores / (ranks * groups)", MODEL_USERS,
@@ -65,22 +69,33 @@ static const struct option_row rows[] = {
      "Longest prompt plus answer of one job."},
     {"kv-tokens", "TOKENS", OPTION_INT64, AT(kv_tokens), 0, 1e12, NULL, "active * context", " run check bench model ",
      "Tokens whose keys and values fit into a group's memory, over all active jobs."},
-    {"kv", "FORMAT", OPTION_WORD, AT(kv), 0, 0, "f16|f32", "f16", MODEL_USERS, "How keys and values are stored."},
+    {"memory", "GIB", OPTION_DECIMAL, AT(memory_gib), 0.001, 1 << 20, NULL, NULL, " model ",
+     "Memory of one rank: how long a context would fit."},
+    {"kv", "FORMAT", OPTION_WORD, AT(kv), 0, 0, "f16|f32|bf16|int8", "f16", " run bench model ",
+     "How keys and values are stored. int8: 64 values share a scale, keys rotated by a Hadamard matrix."},
+    {"weights", "FORM", OPTION_WORD, AT(weights), 0, 0, "native|w8", "native", " run bench model ",
+     "native: as the model stores them; w8: made 8-bit integers with a scale for 128 while loading."},
+    {"spec", "HOW", OPTION_WORD, AT(spec), 0, 0, "auto|mtp|ngram|off", "auto; bench: off", MODEL_USERS,
+     "Drafts of the next tokens: by the model's MTP layer (always), from repetitions of the text (while that pays), auto: whichever "
+     "pays. Never changes an answer."},
+    {"drafts", "K", OPTION_INT, AT(drafts), 1, KERN_MAX_DRAFTS, NULL, "3", MODEL_USERS,
+     "Most drafts that one round checks."},
     {"prefill-rows", "ROWS", OPTION_INT, AT(prefill_rows), 0, 8192, NULL, "512", MODEL_USERS,
      "Prompt tokens computed in one step, a multiple of 64."},
     {"backend", "NAME", OPTION_WORD, AT(backend), 0, 0, "auto|cpu", "auto", MODEL_USERS,
      "Where the model is computed."},
-    {"isa", "NAME", OPTION_WORD, AT(isa), 0, 0, "auto|amx|avx512|avx2|generic", "auto", MODEL_USERS,
+    {"isa", "NAME", OPTION_WORD, AT(isa), 0, 0, "auto|amx|vnni|avx512|avx2|generic", "auto", MODEL_USERS,
      "Instruction set of the CPU backend."},
     {"chat-format", "NAME", OPTION_TEXT, AT(chat_format), 0, 0, NULL, "detected", " run check tokenize ",
-     "How messages become a prompt: smollm2, chatml, qwen2.5. tokenize: take the input as one user message."},
+     "How messages become a prompt: smollm2, chatml, qwen2.5, qwen3.5, qwen3.8. tokenize: take the input as one user "
+     "message."},
     {"collective-timeout", "SECONDS", OPTION_MICROS, AT(bounds.collective_us), 0.001, 86400, NULL, "20", MODEL_USERS,
      "A rank waits this long for a peer in a sum whose heartbeat stands still."},
     {"lockstep-timeout", "SECONDS", OPTION_MICROS, AT(bounds.lockstep_us), 0.001, 86400, NULL, "40", MODEL_USERS,
      "The same for a peer's plan or record. Longer than --collective-timeout."},
     {"watchdog", "SECONDS", OPTION_MICROS, AT(bounds.watchdog_us), 0.001, 86400, NULL, "90", MODEL_USERS,
      "The same for the runner, on every rank. Longer than --lockstep-timeout."},
-    {"grace", "SECONDS", OPTION_SECONDS, AT(grace_s), 0, 86400, NULL, "20", " run ",
+    {"grace", "SECONDS", OPTION_DECIMAL, AT(grace_s), 0, 86400, NULL, "20", " run ",
      "After TERM or INT: what has not answered by then is killed."},
     {"restarts", "N", OPTION_INT, AT(restarts), 0, 1000, NULL, "5", " run ",
      "Restarts of a group without a finished job in between before giving up with 69."},
@@ -116,6 +131,7 @@ static const struct command_rule rules[] = {
     {"export", 0, 0, "no file names", false, true},
     {"model", 1, 1, "one model file", false, false},
     {"tokenize", 1, 1, "one model file", false, false},
+    {"shard", 1, 1, "one model", false, true},
     {"bench", 1, 1, "decode or prefill", true, false},
 };
 
@@ -227,7 +243,7 @@ static enum rc number_set(const struct option_row *row, const char *value, void 
 {
     double number;
     char wanted[96];
-    bool decimals = row->type == OPTION_SECONDS || row->type == OPTION_MICROS;
+    bool decimals = row->type == OPTION_DECIMAL || row->type == OPTION_MICROS;
     snprintf(wanted, sizeof wanted, "must be a %s from %.15g to %.15g", decimals ? "number" : "whole number", row->min,
              row->max);
     if (!number_parse(value, decimals, &number) || number < row->min || number > row->max)
@@ -265,7 +281,7 @@ static enum rc value_set(const struct option_row *row, const char *value, struct
         return RC_OK;
     case OPTION_INT:
     case OPTION_INT64:
-    case OPTION_SECONDS:
+    case OPTION_DECIMAL:
     case OPTION_MICROS: return number_set(row, value, at, e);
     }
     return RC_OK;
@@ -279,6 +295,8 @@ static struct options options_standard(void)
         .backend = "auto",
         .isa = "auto",
         .kv = "f16",
+        .weights = "native",
+        .drafts = 3,
         .ranks = 2,
         .groups = 1,
         .active = 4,

@@ -16,7 +16,7 @@ struct options {
     const char *state;        /* NULL: OUT.state */
     const char *root;         /* NULL: the job file's folder */
     const char *backend;      /* "auto", "cpu" */
-    const char *isa;          /* "auto", "avx512", "avx2", "generic" */
+    const char *isa;          /* "auto", "amx", "vnni", "avx512", "avx2", "generic" */
     const char *chat_format;  /* NULL: detected */
     int ranks;                /* default 2 */
     int groups;               /* default 1 */
@@ -24,7 +24,11 @@ struct options {
     int active;               /* default 4 */
     int context;              /* 0: the model's */
     int64_t kv_tokens;        /* 0: active * context */
-    const char *kv;           /* "f16", "f32" */
+    double memory_gib;        /* model: of one rank, 0: not given */
+    const char *kv;           /* "f16", "f32", "bf16", "int8" */
+    const char *weights;      /* "native", "w8" */
+    const char *spec;         /* "auto", "mtp", "ngram", "off"; NULL: "auto", in bench "off" */
+    int drafts;               /* default 3 */
     int prefill_rows;         /* 0: 512 */
     struct lockstep_bounds bounds; /* --collective-timeout, --lockstep-timeout, --watchdog: seconds, decimals allowed */
     double grace_s;           /* --grace, default 20 */
@@ -32,6 +36,7 @@ struct options {
     int job_failures;         /* --job-failures, default 3 */
     bool skip_bad_lines;      /* --on-bad-line skip */
     bool force;
+    bool verify;              /* shard: check, write nothing */
     bool trace;
     bool quiet;
     bool json;                /* status: machine-readable */
@@ -63,5 +68,6 @@ int cmd_export(const struct options *o);
 int cmd_model(const struct options *o);
 int cmd_tokenize(const struct options *o);
 int cmd_bench(const struct options *o);
+int cmd_shard(const struct options *o);
 
 #endif

@@ -5,26 +5,27 @@
  * prompt its author wrote, control tokens included, unless a document is part of it: a document's text is never
  * trusted with them.
  *
- * The limit is the context, or the KV capacity rounded down to whole pages when that is smaller: a job beyond it
- * could never run, however long it waited. */
+ * The limit is what an engine of these options would have: a job beyond it could never run, however long it waited. */
 #define _GNU_SOURCE
 #include "prompt.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine.h"
 #include "model_file.h"
+#include "rank_args.h"
 
-enum { PAGE_TOKENS = 64, MAX_NAMES = 4 };
+enum { MAX_NAMES = 4 };
 
 struct prompter {
     struct tokenizer *tokenizer;
     enum chat_format format;
-    int context, limit;
+    int limit;              /* most tokens of one job */
     char *names[MAX_NAMES]; /* what a body may call the model; [0] is shown */
     size_t n_names;
+    bool synthetic;
 };
 
 static enum rc name_add(struct prompter *p, const char *bytes, size_t len, struct err *e)
@@ -36,52 +37,39 @@ static enum rc name_add(struct prompter *p, const char *bytes, size_t len, struc
     return RC_OK;
 }
 
-/* File name without suffix, file name, general.name. */
+/* File name without suffix, file name, general.name; of a folder of files, the folder's name. */
 static enum rc names_read(struct prompter *p, const char *path, const struct model_file *m, struct err *e)
 {
-    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path, *dot = strrchr(base, '.');
+    size_t end = strlen(path);
+    bool folder = model_file_layout(m) == MODEL_LAYOUT_HF;
+    const char *dot = strrchr(path, '.');
+    if (folder && dot && (!strcmp(dot, ".safetensors") || !strcmp(dot, ".json")))
+        while (end > 0 && path[end - 1] != '/') end--;
+    while (end > 1 && path[end - 1] == '/') end--;
+    const char *slash = memrchr(path, '/', end), *base = slash ? slash + 1 : path;
+    size_t base_len = end - (size_t)(base - path), stem_len = base_len;
+    if (!folder && dot && dot > base) stem_len = (size_t)(dot - base);
     struct model_text general;
-    size_t base_len = strlen(base), stem_len = dot && dot != base ? (size_t)(dot - base) : base_len;
     enum rc rc = name_add(p, base, stem_len, e);
     if (rc == RC_OK) rc = name_add(p, base, base_len, e);
     if (rc == RC_OK && model_file_text(m, "general.name", &general) && general.len < 256)
         rc = name_add(p, general.bytes, general.len, e);
+    if (rc == RC_OK && p->n_names == 0) rc = name_add(p, "model", strlen("model"), e);
     return rc;
 }
 
-static enum rc context_read(struct prompter *p, const struct options *o, const struct model_file *m, struct err *e)
+static enum rc limit_read(struct prompter *p, const struct options *o, const struct model_file *m, struct err *e)
 {
-    struct model_text arch;
-    char key[80];
-    uint64_t trained = 0;
-    if (model_file_text(m, "general.architecture", &arch) && arch.len < 48) {
-        snprintf(key, sizeof key, "%.*s.context_length", (int)arch.len, arch.bytes);
-        if (!model_file_u64(m, key, &trained)) trained = 0;
-    }
-    if (!trained || trained > INT_MAX)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "no_context_length", "%s does not say its context length",
-                       o->model);
-    if (o->context > 0 && (uint64_t)o->context > trained)
-        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "context_too_long", "--context %d is more than the model's %d",
-                       o->context, (int)trained);
-    p->context = o->context > 0 ? o->context : (int)trained;
-    p->limit = p->context;
-    int64_t kv = o->kv_tokens / PAGE_TOKENS * PAGE_TOKENS;
-    if (o->kv_tokens > 0 && kv < p->limit) p->limit = (int)kv;
+    struct rank_args args = rank_args_make(o, 0, 0);
+    struct engine_options engine = rank_args_engine(&args);
+    struct engine_limits limits;
+    enum rc rc = engine_limits_plan(&engine, m, &limits, e);
+    if (rc != RC_OK) return rc;
+    p->limit = limits.context;
     if (p->limit < 2)
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "no_room", "a context of %d tokens has no room for an answer",
                        p->limit);
     return RC_OK;
-}
-
-static enum rc format_choose(struct prompter *p, const struct options *o, const struct model_file *m, struct err *e)
-{
-    if (!o->chat_format) return chat_format_detect(m, &p->format, e);
-    if (chat_format_parse(o->chat_format, &p->format)) return RC_OK;
-    return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "unknown_chat_format",
-                   "unknown chat format %s; there are smollm2, chatml, "
-                   "qwen2.5",
-                   o->chat_format);
 }
 
 enum rc prompter_open(const struct options *o, struct prompter **out, struct err *e)
@@ -91,10 +79,11 @@ enum rc prompter_open(const struct options *o, struct prompter **out, struct err
     struct prompter *p = calloc(1, sizeof *p);
     if (!p) return err_no_memory(e);
     enum rc rc = model_file_open(o->model, &m, e);
-    if (rc == RC_OK) rc = context_read(p, o, m, e);
+    if (rc == RC_OK) rc = limit_read(p, o, m, e);
     if (rc == RC_OK) rc = tokenizer_open(m, &p->tokenizer, e);
-    if (rc == RC_OK) rc = format_choose(p, o, m, e);
+    if (rc == RC_OK) rc = chat_format_choose(o->chat_format, m, p->tokenizer, &p->format, e);
     if (rc == RC_OK) rc = names_read(p, o->model, m, e);
+    if (rc == RC_OK) p->synthetic = model_file_synthetic(m);
     model_file_close(m);
     if (rc == RC_OK)
         *out = p;
@@ -112,10 +101,8 @@ void prompter_close(struct prompter *p)
 }
 
 struct tokenizer *prompter_tokenizer(struct prompter *p) { return p->tokenizer; }
-enum chat_format prompter_format(const struct prompter *p) { return p->format; }
-int prompter_context(const struct prompter *p) { return p->context; }
-int prompter_limit(const struct prompter *p) { return p->limit; }
 const char *prompter_model_name(const struct prompter *p) { return p->names[0]; }
+bool prompter_synthetic(const struct prompter *p) { return p->synthetic; }
 
 /* ---- building ---- */
 
@@ -136,16 +123,57 @@ static bool has_documents(const struct job_spec *s)
     return false;
 }
 
-static bool chat_tokens(struct prompter *p, const struct job_texts *texts, struct token_list *out,
-                        struct job_fault *fault)
+static enum chat_switch switch_of(enum job_switch s)
+{
+    return s == JOB_SWITCH_DEFAULT ? CHAT_DEFAULT : s == JOB_SWITCH_ON ? CHAT_ON : CHAT_OFF;
+}
+
+static enum chat_effort effort_of(const char *name)
+{
+    if (!strcmp(name, "low")) return CHAT_EFFORT_LOW;
+    if (!strcmp(name, "medium")) return CHAT_EFFORT_MEDIUM;
+    return !strcmp(name, "xhigh") ? CHAT_EFFORT_XHIGH : CHAT_EFFORT_DEFAULT;
+}
+
+/* A job that asks for what the model's format does not have gets a 400 and no prompt without it. Asking for no thoughts is
+ * asking for nothing. */
+static bool format_serves(enum chat_format f, const struct job_spec *s, struct job_fault *fault)
+{
+    const struct job_thinking *t = &s->thinking;
+    char param[64] = "";
+    if (t->effort[0] && !chat_format_has_effort(f)) snprintf(param, sizeof param, "%s", t->effort_param);
+    for (size_t i = 0; i < s->n_messages && !chat_format_thinks(f); i++)
+        if (s->messages[i].reasoning_len) snprintf(param, sizeof param, "messages[%zu].reasoning_content", i);
+    if (t->preserve == JOB_SWITCH_ON && !chat_format_thinks(f))
+        snprintf(param, sizeof param, "chat_template_kwargs.preserve_thinking");
+    if (t->enable == JOB_SWITCH_ON && !chat_format_thinks(f))
+        snprintf(param, sizeof param, "chat_template_kwargs.enable_thinking");
+    if (!param[0]) return true;
+    job_fault_set(fault, 400, "invalid_request_error", "unsupported_parameter", param,
+                  "the model's chat format %s has nothing that '%s' could mean", chat_format_name(f), param);
+    return false;
+}
+
+static bool chat_tokens(struct prompter *p, const struct job_spec *s, const struct job_texts *texts,
+                        struct token_list *out, struct job_fault *fault)
 {
     struct err e = {0};
+    if (!format_serves(p->format, s, fault)) return false;
     struct chat_message *messages = calloc(texts->n + 1, sizeof *messages);
     if (!messages) return fault_from(fault, err_no_memory(&e), &e, "");
     for (size_t i = 0; i < texts->n; i++)
-        messages[i] =
-            (struct chat_message){texts->messages[i].role, texts->messages[i].text.data, texts->messages[i].text.len};
-    enum rc rc = chat_template_encode(p->format, p->tokenizer, messages, texts->n, out, &e);
+        messages[i] = (struct chat_message){texts->messages[i].role, texts->messages[i].text.data,
+                                            texts->messages[i].text.len, s->messages[i].reasoning,
+                                            s->messages[i].reasoning_len};
+    const struct chat chat = {
+        .format = p->format,
+        .options = {.thinking = switch_of(s->thinking.enable),
+                    .preserve_thinking = switch_of(s->thinking.preserve),
+                    .effort = effort_of(s->thinking.effort)},
+        .messages = messages,
+        .n_messages = texts->n,
+    };
+    enum rc rc = chat_template_encode(&chat, p->tokenizer, out, &e);
     free(messages);
     return rc == RC_OK || fault_from(fault, rc, &e, "messages");
 }
@@ -201,7 +229,7 @@ bool prompt_build(struct prompter *p, struct job_spec *s, const struct prompt_do
     if (!good) *fault = s->fault;
     good = good && job_texts_read(documents->root, s, documents->pinned, documents->pinned_bytes, &texts, fault);
     if (good && s->endpoint == JOB_CHAT)
-        good = chat_tokens(p, &texts, &out->tokens, fault);
+        good = chat_tokens(p, s, &texts, &out->tokens, fault);
     else if (good)
         good = completion_tokens(p, &texts, !has_documents(s), &out->tokens, fault);
     good = good && fit(p, s, out, fault);

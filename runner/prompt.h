@@ -15,17 +15,15 @@
 
 struct prompter;
 
-/* Opens o->model; uses o->chat_format, o->context and o->kv_tokens. Errors as of model_file_open and tokenizer_open;
- * EXIT_CONFIG: unknown chat format, or a context beyond the model's. */
+/* Opens o->model; uses o->chat_format and what decides an engine's context. Errors as of model_file_open,
+ * engine_limits_plan, tokenizer_open and chat_format_choose; EXIT_CONFIG when the context has no room for an answer. */
 enum rc prompter_open(const struct options *o, struct prompter **out, struct err *e);
 void prompter_close(struct prompter *p);
 
 struct tokenizer *prompter_tokenizer(struct prompter *p);
-enum chat_format prompter_format(const struct prompter *p);
-int prompter_context(const struct prompter *p); /* the model's, or --context */
-int prompter_limit(const struct prompter *p);   /* most tokens of one job: context, less when the KV is smaller */
-const char *
-prompter_model_name(const struct prompter *p); /* file name without suffix: what answers name as their model */
+/* File name without suffix, or the folder's name: what answers name as their model. */
+const char *prompter_model_name(const struct prompter *p);
+bool prompter_synthetic(const struct prompter *p); /* the model's weights are made up */
 
 /* Where a job's documents are, and what they were when the job was registered. */
 struct prompt_documents {
@@ -40,8 +38,8 @@ struct prompt {
     int64_t tokenize_us;      /* reading documents included */
 };
 
-/* False: *fault is set (404 model_not_found, 422 of documents, 400 context_length_exceeded or invalid_messages, 500)
- * and out is empty. May set s->fault. */
+/* False: *fault is set (404 model_not_found, 422 of documents, 400 context_length_exceeded, invalid_messages,
+ * unsupported_parameter where the model's format lacks what is asked for, 500) and out is empty. May set s->fault. */
 bool prompt_build(struct prompter *p, struct job_spec *s, const struct prompt_documents *documents, struct prompt *out,
                   struct job_fault *fault);
 void prompt_free(struct prompt *p);

@@ -38,6 +38,9 @@ static const struct field fields[] = {
     {"--context", FIELD_INT, offsetof(struct rank_args, options.context)},
     {"--kv-tokens", FIELD_INT64, offsetof(struct rank_args, options.kv_tokens)},
     {"--kv", FIELD_TEXT, offsetof(struct rank_args, options.kv)},
+    {"--weights", FIELD_TEXT, offsetof(struct rank_args, options.weights)},
+    {"--spec", FIELD_TEXT, offsetof(struct rank_args, options.spec)},
+    {"--drafts", FIELD_INT, offsetof(struct rank_args, options.drafts)},
     {"--prefill-rows", FIELD_INT, offsetof(struct rank_args, options.prefill_rows)},
     {"--trace", FIELD_BOOL, offsetof(struct rank_args, options.trace)},
     {"--quiet", FIELD_BOOL, offsetof(struct rank_args, options.quiet)},
@@ -64,7 +67,8 @@ struct rank_args rank_args_make(const struct options *o, int group, int rank)
     struct rank_args a = {
         .options = {.model = o->model, .chat_format = o->chat_format, .backend = o->backend, .isa = o->isa,
                     .ranks = o->ranks, .threads = o->threads > 0 ? o->threads : share_of_cores(o), .active = o->active,
-                    .context = o->context, .kv_tokens = o->kv_tokens, .kv = o->kv, .prefill_rows = o->prefill_rows,
+                    .context = o->context, .kv_tokens = o->kv_tokens, .kv = o->kv, .weights = o->weights,
+                    .spec = o->spec, .drafts = o->drafts, .prefill_rows = o->prefill_rows,
                     .trace = o->trace, .quiet = o->quiet, .fault = o->fault},
         .rank = rank,
         .group = group,
@@ -169,7 +173,9 @@ struct engine_options rank_args_engine(const struct rank_args *a)
 {
     const struct options *o = &a->options;
     enum kv_format kv = KV_F16;
+    enum spec_mode spec = SPEC_AUTO;
     if (o->kv) kv_format_parse(o->kv, &kv);
+    if (o->spec) spec_mode_parse(o->spec, &spec);
     return (struct engine_options){
         .model_path = o->model,
         .rank = a->rank,
@@ -178,6 +184,9 @@ struct engine_options rank_args_engine(const struct rank_args *a)
         .context = o->context,
         .kv_tokens = o->kv_tokens,
         .kv = kv,
+        .weights = o->weights && !strcmp(o->weights, "w8") ? KERN_WEIGHTS_W8 : KERN_WEIGHTS_NATIVE,
+        .spec = spec,
+        .drafts = o->drafts,
         .prefill_rows = o->prefill_rows,
         .trace = o->trace,
         .fault = o->fault,

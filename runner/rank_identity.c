@@ -21,24 +21,18 @@ struct identity_parts {
     struct partition partition;
 };
 
-static enum rc choose_template(const struct options *o, const struct model_file *m, enum chat_format *out, struct err *e)
-{
-    if (!o->chat_format) return chat_format_detect(m, out, e);
-    if (chat_format_parse(o->chat_format, out)) return RC_OK;
-    return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "unknown_chat_format", "unknown chat format %s", o->chat_format);
-}
-
 static enum rc collect(const struct options *o, struct model_file *m, struct identity_parts *out, struct err *e)
 {
     struct model_config config;
     struct tokenizer *tokenizer = NULL;
     enum rc rc = model_config_read(m, &config, e);
     if (rc == RC_OK) rc = partition_make(&config, o->ranks, PARTITION_FFN_STEP, &out->partition, e);
-    if (rc == RC_OK) rc = choose_template(o, m, &out->template, e);
+    if (rc == RC_OK) rc = partition_check(&out->partition, m, e);
     if (rc == RC_OK) rc = tokenizer_open(m, &tokenizer, e);
-    if (rc != RC_OK) return rc;
-    out->tokenizer = tokenizer_digest(tokenizer);
+    if (rc == RC_OK) rc = chat_format_choose(o->chat_format, m, tokenizer, &out->template, e);
+    if (tokenizer) out->tokenizer = tokenizer_digest(tokenizer);
     tokenizer_close(tokenizer);
+    if (rc != RC_OK) return rc;
     out->numerics = rank_backend_numerics(o);
     if (!out->numerics)
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "no_backend", "this machine lacks backend %s with instruction set %s",
@@ -46,11 +40,11 @@ static enum rc collect(const struct options *o, struct model_file *m, struct ide
     return model_file_digest(m, out->model, e);
 }
 
-enum rc rank_identity(const struct options *o, struct buf *out, struct err *e)
+enum rc rank_identity(const struct options *o, int rank, struct buf *out, struct err *e)
 {
     struct model_file *m = NULL;
     struct identity_parts p = {0};
-    enum rc rc = model_file_open(o->model, &m, e);
+    enum rc rc = model_file_open_rank(o->model, rank, o->ranks, &m, e);
     if (rc != RC_OK) return rc;
     rc = collect(o, m, &p, e);
     model_file_close(m);
@@ -60,6 +54,6 @@ enum rc rank_identity(const struct options *o, struct buf *out, struct err *e)
                chat_format_name(p.template));
     buf_printf(out, "backend=%s\nbuild=%s\nranks=%d\npartition=%016" PRIx64 "\n", p.numerics, TANDEM_KERN_BUILD, o->ranks,
                partition_digest(&p.partition));
-    buf_printf(out, "weights=native\nkv=%s\n", o->kv ? o->kv : kv_format_name(KV_F16));
+    buf_printf(out, "weights=%s\nkv=%s\n", o->weights ? o->weights : "native", o->kv ? o->kv : kv_format_name(KV_F16));
     return out->failed ? err_no_memory(e) : RC_OK;
 }

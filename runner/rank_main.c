@@ -311,7 +311,7 @@ static enum rc load(struct rank *r, struct err *e)
     enum rc rc = open_backend(r, e);
     if (rc != RC_OK) goto out;
     segment_beat(r->segment, r->args.rank);
-    rc = rank_identity(&r->args.options, &identity, e);
+    rc = rank_identity(&r->args.options, r->args.rank, &identity, e);
     if (rc != RC_OK) goto out;
     segment_beat(r->segment, r->args.rank);
     rc = engine_open(&options, r->kern, r->comm, r->segment, &r->engine, e);

@@ -14,6 +14,6 @@ const char *rank_backend_numerics(const struct options *o);
 /* Everything that decides the bits of an answer, as lines "name=value\n": version, model (SHA-256), tokenizer, template,
  * backend numerics, kernel build, ranks, partition, weights, kv. Computed without starting a rank; the ranks' hello repeats
  * it. EXIT_CONFIG or EXIT_UNAVAILABLE. */
-enum rc rank_identity(const struct options *o, struct buf *out, struct err *e);
+enum rc rank_identity(const struct options *o, int rank, struct buf *out, struct err *e);
 
 #endif

@@ -107,6 +107,9 @@ static void put_done(struct buf *out, const struct wire_done *d)
     put_i64(out, d->timing.ttft_us);
     put_i64(out, d->timing.decode_us);
     put_i64(out, d->timing.steps);
+    put_i64(out, d->timing.rounds);
+    put_i64(out, d->timing.drafted);
+    put_i64(out, d->timing.accepted);
     put_i64(out, d->timing.preemptions);
     put_i64(out, d->timing.max_in_step);
     put_bytes(out, d->text, d->text_len);
@@ -131,6 +134,9 @@ static void put_stats(struct buf *out, const struct engine_stats *s)
     put_u64(out, s->decode_rows);
     put_u64(out, s->preemptions);
     put_u64(out, s->tokens);
+    put_u64(out, s->drafted);
+    put_u64(out, s->accepted);
+    put_u64(out, s->restored_rows);
     put_i32(out, s->max_sequences_in_step);
 }
 
@@ -340,6 +346,9 @@ static bool get_done(struct cursor *c, struct wire_done *d, struct buf *store)
     d->timing.ttft_us = get_i64(c);
     d->timing.decode_us = get_i64(c);
     d->timing.steps = get_i64(c);
+    d->timing.rounds = get_i64(c);
+    d->timing.drafted = get_i64(c);
+    d->timing.accepted = get_i64(c);
     d->timing.preemptions = get_i64(c);
     d->timing.max_in_step = get_i64(c);
     d->text_len = get_count(c, 1);
@@ -378,6 +387,9 @@ static void get_stats(struct cursor *c, struct engine_stats *s)
     s->decode_rows = get_u64(c);
     s->preemptions = get_u64(c);
     s->tokens = get_u64(c);
+    s->drafted = get_u64(c);
+    s->accepted = get_u64(c);
+    s->restored_rows = get_u64(c);
     s->max_sequences_in_step = get_i32(c);
 }
 

@@ -1,10 +1,10 @@
 /* kern_cpu: the CPU backend's context, memory and table.
  *
  * The instruction set is chosen once, at open; after that every call goes through the constant tables of the family
- * files (kern_cpu_linear, kern_cpu_attn, kern_cpu_norm), each compiled per instruction set. The name of that set is the
- * numerics name: two sets differ in fused operations and in the order of a few sums.
+ * files (kern_cpu_linear, kern_cpu_attn, kern_cpu_gdn, kern_cpu_norm), each compiled per instruction set. The name of
+ * that set is the numerics name: two sets differ in fused operations and in the order of a few sums.
  *
- * Weights are repacked while loading (layout in kern_cpu_impl.h) and the stored bytes are not needed afterwards; only
+ * Weights are repacked while loading (kern_cpu_pack.c) and the stored bytes are not needed afterwards; only
  * the embedding table stays where the model file is mapped. The context owns one scratch per thread, all of it
  * allocated at open, and the buffer of group sums, which grows with the widest weight; operations allocate nothing.
  *
@@ -16,7 +16,6 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,6 +28,7 @@ struct isa {
     const char *numerics;
     const struct cpu_linear_ops *linear;
     const struct cpu_attn_ops *attn;
+    const struct cpu_gdn_ops *gdn;
     const struct cpu_norm_ops *norm;
 };
 
@@ -46,19 +46,19 @@ struct kern_cpu {
     const struct isa *isa;
     int threads;
     struct cpu_scratch *scratch; /* one a thread */
-    float *group_sums;
-    int group_sums_cols; /* widest weight they suffice for */
+    int widest_cols; /* widest weight that what rows become suffices for */
 };
 
 /* ---- instruction sets ---- */
 
 /* The narrowest first. */
 static const struct isa isas[] = {
-    {"generic", "cpu-generic", &kern_cpu_linear_generic, &kern_cpu_attn_generic, &kern_cpu_norm_generic},
+    {"generic", "cpu-generic", &kern_cpu_linear_generic, &kern_cpu_attn_generic, &kern_cpu_gdn_generic, &kern_cpu_norm_generic},
 #if defined(__x86_64__)
-    {"avx2", "cpu-avx2", &kern_cpu_linear_avx2, &kern_cpu_attn_avx2, &kern_cpu_norm_avx2},
-    {"avx512", "cpu-avx512", &kern_cpu_linear_avx512, &kern_cpu_attn_avx512, &kern_cpu_norm_avx512},
-    {"amx", "cpu-amx", &kern_cpu_linear_amx, &kern_cpu_attn_avx512, &kern_cpu_norm_avx512},
+    {"avx2", "cpu-avx2", &kern_cpu_linear_avx2, &kern_cpu_attn_avx2, &kern_cpu_gdn_avx2, &kern_cpu_norm_avx2},
+    {"avx512", "cpu-avx512", &kern_cpu_linear_avx512, &kern_cpu_attn_avx512, &kern_cpu_gdn_avx512, &kern_cpu_norm_avx512},
+    {"vnni", "cpu-vnni", &kern_cpu_linear_vnni, &kern_cpu_attn_avx512, &kern_cpu_gdn_avx512, &kern_cpu_norm_avx512},
+    {"amx", "cpu-amx", &kern_cpu_linear_amx, &kern_cpu_attn_avx512, &kern_cpu_gdn_avx512, &kern_cpu_norm_avx512},
 #endif
 };
 enum { N_ISAS = sizeof isas / sizeof *isas };
@@ -72,10 +72,11 @@ static bool machine_has(int i)
     if (i == 2)
         return machine_has(1) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (i == 3) {
-        enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, AVX512_BF16 = 1 << 5, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-        if (!machine_has(2) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE)) return false;
-        if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & AVX512_BF16)) return false;
+    if (i == 3)
+        return machine_has(2) && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+    if (i == 4) {
+        enum { AMX = 1 << 22 | 1 << 24 | 1 << 25 /* bf16, tile, int8 */, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+        if (!machine_has(3) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & AMX) != AMX) return false;
         return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; /* tiles must be asked for, once a process */
     }
 #endif
@@ -153,165 +154,7 @@ static void copy(struct kern *k, void *to, const void *from, size_t n_bytes)
     if (n_bytes) memcpy(to, from, n_bytes);
 }
 
-/* ---- packing weights ---- */
-
-/* Whether all mins of a format with block-wise F16 scales are F16 values too. -8 d of Q4_0 is one unless d is huge. */
-static bool mins_fit_f16(const struct kern_weight_part *p)
-{
-    if (p->format != QUANT_Q4_0) return true;
-    enum { BLOCK = 32 };
-    const size_t block_bytes = quant_block_bytes(p->format), row_bytes = (size_t)p->tensor_cols / BLOCK * block_bytes;
-    for (uint64_t r = p->row_first; r < p->row_first + p->rows; r++)
-        for (uint64_t k = p->col_first / BLOCK; k < (p->col_first + p->cols) / BLOCK; k++) {
-            int8_t codes[BLOCK];
-            float scale, min;
-            quant_decode_codes(p->format, (const uint8_t *)p->bytes + r * row_bytes + k * block_bytes, BLOCK, codes,
-                               &scale, &min);
-            if (quant_f16_to_f32(quant_f32_to_f16(min)) != min) return false;
-        }
-    return true;
-}
-
-/* How one format is kept. Formats with a fixed offset and bytes as codes are stored with the offset subtracted, so they
- * need no mins; four-bit codes stay unsigned and always have mins. */
-static void choose_layout(const struct kern_weight_part *from, struct cpu_part *p)
-{
-    p->group = 32;
-    switch (from->format) {
-    case QUANT_F32: p->codes = CODES_F32; return;
-    case QUANT_F16: p->codes = CODES_F16; return;
-    case QUANT_BF16: p->codes = CODES_BF16; return;
-    case QUANT_Q4_0:
-    case QUANT_Q4_1:
-    case QUANT_Q4_K:
-        p->codes = CODES_4;
-        p->mins = true;
-        break;
-    case QUANT_Q5_1:
-    case QUANT_Q5_K:
-        p->codes = CODES_8;
-        p->mins = true;
-        break;
-    default: p->codes = CODES_8; break;
-    }
-    p->group = (int)quant_group_values(from->format);
-    /* Scales of K-quants are products of two factors and need float32. */
-    p->scales = quant_block_values(from->format) == 32 && mins_fit_f16(from) ? SCALES_F16 : SCALES_F32;
-}
-
-static int code_offset(enum quant_format f) { return f == QUANT_Q5_0 ? 16 : f == QUANT_Q6_K ? 32 : 0; }
-
-static size_t column_bytes(enum cpu_codes codes)
-{
-    const size_t bytes[] = {[CODES_4] = 8, [CODES_8] = 16, [CODES_F16] = 32, [CODES_BF16] = 32, [CODES_F32] = 64};
-    return bytes[codes];
-}
-
-static enum rc bad_shape(const struct kern_weight_part *p, const char *what, struct err *e)
-{
-    return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape",
-                   "cpu backend: %s: %s rows %" PRIu64 "+%" PRIu64 ", columns %" PRIu64 "+%" PRIu64 " of %" PRIu64,
-                   what, quant_name(p->format), p->row_first, p->rows, p->col_first, p->cols, p->tensor_cols);
-}
-
-static enum rc check_part(const struct kern_weight_part *p, uint64_t cols, struct err *e)
-{
-    size_t row_bytes;
-    const uint64_t group = quant_has_codes(p->format) ? quant_group_values(p->format) : 1;
-    if (p->cols != cols) return bad_shape(p, "stacked parts differ in columns", e);
-    if (!p->cols || p->cols > MAX_COLS) return bad_shape(p, "column count", e);
-    if (!p->rows || p->rows > MAX_ROWS || p->row_first > UINT64_MAX - p->rows) return bad_shape(p, "row count", e);
-    if (p->col_first > p->tensor_cols || p->cols > p->tensor_cols - p->col_first)
-        return bad_shape(p, "column range", e);
-    if (p->col_first % group || p->cols % group) return bad_shape(p, "columns cut a group", e);
-    if (!quant_row_bytes(p->format, p->tensor_cols, &row_bytes)) return bad_shape(p, "row length", e);
-    return RC_OK;
-}
-
-/* One stored row's range of columns, decoded to codes. */
-struct row_codes {
-    int8_t *codes;
-    float *scales, *mins;
-};
-
-static void write_f16(uint8_t *at, int lane, float value)
-{
-    const uint16_t half = quant_f32_to_f16(value);
-    memcpy(at + 2 * lane, &half, sizeof half);
-}
-
-static void pack_row_codes(const struct cpu_part *p, int offset, struct row_codes from, int cols, int lane,
-                           uint8_t *panel)
-{
-    const size_t scale_bytes = p->scales == SCALES_F16 ? 2 * PANEL_ROWS : 4 * PANEL_ROWS;
-    for (int k = 0; k < cols; k += p->group, panel += p->group_bytes) {
-        uint8_t *at = panel;
-        if (p->scales == SCALES_F16)
-            write_f16(at, lane, *from.scales++);
-        else
-            memcpy(at + 4 * lane, from.scales++, sizeof(float));
-        at += scale_bytes;
-        if (p->mins) {
-            if (p->scales == SCALES_F16)
-                write_f16(at, lane, *from.mins++);
-            else
-                memcpy(at + 4 * lane, from.mins++, sizeof(float));
-            at += scale_bytes;
-        }
-        for (int j = 0; j < p->group; j++) {
-            const int code = *from.codes++ - offset;
-            if (p->codes == CODES_4)
-                at[j / 8 * 64 + lane * 4 + j % 8 / 2] |= (uint8_t)((unsigned)code << (j % 2 * 4));
-            else
-                at[j * PANEL_ROWS + lane] = (uint8_t)code;
-        }
-    }
-}
-
-static void pack_row_plain(const struct cpu_part *p, const uint8_t *row, int cols, int lane, uint8_t *panel)
-{
-    const size_t value_bytes = p->codes == CODES_F32 ? 4 : 2;
-    for (int k = 0; k < cols; k++)
-        memcpy(panel + ((size_t)k * PANEL_ROWS + (size_t)lane) * value_bytes, row + (size_t)k * value_bytes,
-               value_bytes);
-}
-
-/* Fills the part's (zeroed) panels. work holds the codes of a widened row range. */
-static void pack_part(const struct kern_weight_part *from, const struct cpu_part *p, struct row_codes work, uint8_t *to)
-{
-    const size_t block = quant_block_values(from->format), block_bytes = quant_block_bytes(from->format);
-    size_t row_bytes = 0;
-    quant_row_bytes(from->format, from->tensor_cols, &row_bytes);
-    const size_t first_block = (size_t)from->col_first / block, inside = (size_t)from->col_first % block;
-    const size_t blocks = (inside + (size_t)from->cols + block - 1) / block;
-    const int cols = (int)from->cols;
-    for (int r = 0; r < p->rows; r++) {
-        const uint8_t *row = (const uint8_t *)from->bytes + ((size_t)from->row_first + (size_t)r) * row_bytes;
-        uint8_t *panel = to + (size_t)(r / PANEL_ROWS) * p->panel_bytes;
-        row += first_block * block_bytes;
-        if (p->scales == SCALES_NONE) {
-            pack_row_plain(p, row, cols, r % PANEL_ROWS, panel);
-            continue;
-        }
-        quant_decode_codes(from->format, row, blocks * block, work.codes, work.scales, work.mins);
-        const size_t skipped = inside / (size_t)p->group;
-        struct row_codes range = {work.codes + inside, work.scales + skipped, work.mins + skipped};
-        pack_row_codes(p, code_offset(from->format), range, cols, r % PANEL_ROWS, panel);
-    }
-}
-
-static void lay_out(const struct kern_weight_part *from, int y_first, struct cpu_part *p)
-{
-    choose_layout(from, p);
-    const size_t cols = (size_t)from->cols, group = (size_t)p->group;
-    const size_t scale_bytes = p->scales == SCALES_NONE ? 0 : PANEL_ROWS * (p->scales == SCALES_F16 ? 2 : 4);
-    p->rows = (int)from->rows;
-    p->panels = (p->rows + PANEL_ROWS - 1) / PANEL_ROWS;
-    p->y_first = y_first;
-    p->group_bytes = scale_bytes * (p->mins ? 2 : 1) + group * column_bytes(p->codes);
-    p->panel_bytes = p->scales == SCALES_NONE ? cols * column_bytes(p->codes) : cols / group * p->group_bytes;
-    p->panel_bytes = (p->panel_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
+/* ---- weights ---- */
 
 static void weight_free(struct kern *k, struct kern_weight *w)
 {
@@ -323,110 +166,56 @@ static void weight_free(struct kern *k, struct kern_weight *w)
 
 static size_t weight_bytes(const struct kern_weight *w) { return w->memory_bytes; }
 
-static enum rc plan_weight(const struct kern_weight_part *parts, int n_parts, struct kern_weight *w, struct err *e)
+/* What linear makes of rows, for weights of up to so many columns. */
+static bool grow_row_work(struct kern_cpu *c, int cols)
 {
-    if (n_parts < 1)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "cpu backend: a weight of no parts");
-    for (int i = 0; i < n_parts; i++) {
-        enum rc rc = check_part(&parts[i], parts[0].cols, e);
-        if (rc != RC_OK) return rc;
-        if (parts[i].rows > (uint64_t)(MAX_ROWS - w->rows)) return bad_shape(&parts[i], "row count", e);
-        struct cpu_part *p = &w->parts[i];
-        lay_out(&parts[i], w->rows, p);
-        w->rows += p->rows;
-        w->any_mins = w->any_mins || p->mins;
-        size_t bytes;
-        if (!size_mul((size_t)p->panels, p->panel_bytes, &bytes) || !size_add(w->memory_bytes, bytes, &w->memory_bytes))
-            return bad_shape(&parts[i], "size", e);
-    }
-    w->cols = (int)parts[0].cols;
-    w->n_parts = n_parts;
-    return RC_OK;
-}
-
-static bool grow_group_sums(struct kern_cpu *c, int cols)
-{
-    if (cols <= c->group_sums_cols) return true;
-    float *sums = realloc(c->group_sums, ((size_t)cols / 32 + 1) * DECODE_BLOCK * sizeof *sums);
-    if (!sums) return false;
-    c->group_sums = sums;
+    if (cols <= c->widest_cols) return true;
+    struct cpu_scratch *s = c->scratch;
+    const size_t groups = (size_t)cols / LIMB_GROUP + 1;
+    free(s->group_sums);
+    free(s->limbs);
+    s->group_sums = malloc(DECODE_BLOCK * groups * sizeof *s->group_sums);
+    s->limbs = aligned_alloc(_Alignof(struct limb_group), DECODE_BLOCK * groups * sizeof *s->limbs);
+    if (!s->group_sums || !s->limbs) return false;
+    memset(s->limbs, 0, DECODE_BLOCK * groups * sizeof *s->limbs);
     if (c->isa->linear == &kern_cpu_linear_amx) {
-        const size_t rows = AMX_ROWS, padded = ((size_t)cols + 63) / 64 * 64;
-        free(c->scratch->split);
-        free(c->scratch->split_sums);
-        c->scratch->split = aligned_alloc(ALIGNMENT, 3 * rows * padded * sizeof *c->scratch->split);
-        c->scratch->split_sums = malloc(rows * (padded / 32) * sizeof *c->scratch->split_sums);
-        if (!c->scratch->split || !c->scratch->split_sums) return false;
+        const size_t values = AMX_ROWS * groups * LIMB_GROUP;
+        free(s->split);
+        free(s->split_sums);
+        s->split = aligned_alloc(ALIGNMENT, 3 * values * sizeof *s->split);
+        s->split_sums = malloc(AMX_ROWS * groups * sizeof *s->split_sums);
+        if (!s->split || !s->split_sums) return false;
+        memset(s->split, 0, 3 * values * sizeof *s->split);
     }
-    c->group_sums_cols = cols;
+    c->widest_cols = cols;
     return true;
 }
 
-static enum rc weight_load(struct kern *k, const struct kern_weight_part *parts, int n_parts, struct kern_weight **out,
-                           struct err *e)
+static enum rc weight_load(struct kern *k, const struct kern_weight_part *parts, int n_parts, enum kern_weights how,
+                           struct kern_weight **out, struct err *e)
 {
+    struct kern_cpu *c = k->ctx;
     *out = NULL;
-    enum { WIDEST_BLOCK = 256, NARROWEST_GROUP = 16 };
-    enum rc rc = RC_OK;
-    struct row_codes work = {0};
     struct kern_weight *w = calloc(1, sizeof *w);
-    if (w && n_parts > 0) w->parts = calloc((size_t)n_parts, sizeof *w->parts);
-    if (!w || (n_parts > 0 && !w->parts)) {
-        rc = err_no_memory(e);
-        goto done;
-    }
-    rc = plan_weight(parts, n_parts, w, e);
-    if (rc != RC_OK) goto done;
-    const size_t widened = (size_t)w->cols + 2 * WIDEST_BLOCK;
-    work.codes = malloc(widened);
-    work.scales = malloc(widened / NARROWEST_GROUP * sizeof(float));
-    work.mins = malloc(widened / NARROWEST_GROUP * sizeof(float));
-    if (!work.codes || !work.scales || !work.mins || !grow_group_sums(k->ctx, w->cols)) {
-        rc = err_no_memory(e);
-        goto done;
-    }
-    rc = weight_memory(k->ctx, w->memory_bytes, &w->memory, e);
-    if (rc != RC_OK) goto done;
-    uint8_t *to = w->memory;
-    for (int i = 0; i < n_parts; i++) {
-        w->parts[i].bytes = to;
-        pack_part(&parts[i], &w->parts[i], work, to);
-        to += (size_t)w->parts[i].panels * w->parts[i].panel_bytes;
-    }
-    *out = w;
-    w = NULL;
-done:
-    free(work.mins);
-    free(work.scales);
-    free(work.codes);
-    weight_free(k, w);
+    if (!w) return err_no_memory(e);
+    enum rc rc = kern_cpu_pack_plan(parts, n_parts, how, w, e);
+    if (rc == RC_OK && !grow_row_work(c, w->cols)) rc = err_no_memory(e);
+    if (rc == RC_OK) rc = weight_memory(c, w->memory_bytes, &w->memory, e);
+    if (rc == RC_OK) rc = kern_cpu_pack_fill(parts, how, w, c->threads, e);
+    if (rc == RC_OK)
+        *out = w;
+    else
+        weight_free(k, w);
     return rc;
 }
 
 /* ---- operations ---- */
 
-static void embed(struct kern *k, const struct kern_weight_part *table, const int32_t *ids, int rows, float *y)
+static void embed(struct kern *k, const struct quant_matrix *table, const int32_t *ids, int rows, float *y)
 {
     (void)k;
-    enum { WIDEST_BLOCK = 256 };
-    const size_t block = quant_block_values(table->format), block_bytes = quant_block_bytes(table->format);
-    const size_t first = (size_t)table->col_first, end = first + (size_t)table->cols;
-    size_t row_bytes = 0;
-    quant_row_bytes(table->format, table->tensor_cols, &row_bytes);
-    for (int r = 0; r < rows; r++, y += table->cols) {
-        const uint8_t *row = (const uint8_t *)table->bytes + ((size_t)table->row_first + (size_t)ids[r]) * row_bytes;
-        if (first % block == 0 && end % block == 0) {
-            quant_decode(table->format, row + first / block * block_bytes, end - first, y);
-            continue;
-        }
-        for (size_t b = first / block; b * block < end; b++) { /* a range that cuts blocks, one block at a time */
-            float values[WIDEST_BLOCK];
-            quant_decode(table->format, row + b * block_bytes, block, values);
-            const size_t from = b * block < first ? first : b * block,
-                         to = (b + 1) * block > end ? end : (b + 1) * block;
-            memcpy(y + (from - first), values + (from - b * block), (to - from) * sizeof *y);
-        }
-    }
+    for (int r = 0; r < rows; r++)
+        quant_matrix_decode(table, (uint64_t)ids[r], 0, (size_t)table->cols, y + (size_t)r * (size_t)table->cols);
 }
 
 static const struct kern_cpu *context(const struct kern *k) { return k->ctx; }
@@ -441,16 +230,17 @@ static void linear(struct kern *k, const struct kern_weight *w, enum kern_proven
 {
     const struct kern_cpu *c = context(k);
     if (p == KERN_DECODE)
-        c->isa->linear->decode(w, x, rows, y, c->group_sums, c->threads);
+        c->isa->linear->decode(w, x, rows, y, c->scratch, c->threads);
     else
         c->isa->linear->prefill(w, x, rows, y, c->scratch, c->threads);
 }
 
-static void rope_kv_append(struct kern *k, const struct kern_attn_shape *s, const struct kern_segment *segments,
-                           int n_segments, const float *cos_sin, float *qkv, struct kern_kv_layer kv)
+static void rope_kv_append(struct kern *k, const struct kern_attn_shape *s, const struct kern_attn_weights *w,
+                           const struct kern_segment *segments, int n_segments, const float *cos_sin, float *qkv,
+                           struct kern_kv_layer kv)
 {
     const struct cpu_attn_call call = {s, segments, n_segments, qkv, kv, NULL};
-    context(k)->isa->attn->rope_kv_append(&call, cos_sin, qkv, context(k)->threads);
+    context(k)->isa->attn->rope_kv_append(&call, w, cos_sin, qkv, context(k)->threads);
 }
 
 static void attention(struct kern *k, const struct kern_attn_shape *s, enum kern_provenance p,
@@ -468,7 +258,43 @@ static void attention(struct kern *k, const struct kern_attn_shape *s, enum kern
 /* K and V. */
 static size_t kv_page_bytes(const struct kern_attn_shape *s)
 {
-    return 2 * kv_format_bytes(s->kv) * KV_PAGE_TOKENS * (size_t)s->n_kv_heads * (size_t)s->head_dim;
+    return 2 * kv_format_bytes(s->kv, s->head_dim) * KV_PAGE_TOKENS * (size_t)s->n_kv_heads;
+}
+
+static void gdn(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, enum kern_provenance p,
+                const struct kern_gdn_segment *segments, int n_segments, const float *in, float *o)
+{
+    const struct kern_cpu *c = context(k);
+    const struct cpu_gdn_call call = {s, w, segments, n_segments, in, o};
+    if (p == KERN_DECODE)
+        c->isa->gdn->decode(&call, c->scratch, c->threads);
+    else
+        c->isa->gdn->prefill(&call, c->scratch, c->threads);
+}
+
+static void gdn_replay(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, void *state,
+                       const void *replay, int rows)
+{
+    if (!rows) return;
+    const struct kern_cpu *c = context(k);
+    const struct kern_gdn_segment segment = {.rows = rows, .state_dev = state};
+    const struct cpu_gdn_call call = {s, w, &segment, 1, NULL, NULL};
+    c->isa->gdn->replay(&call, replay, c->scratch, c->threads);
+}
+
+static size_t floats_bytes(size_t n) { return (n * sizeof(float) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+/* The matrices and the raw rows that the next row's convolution reaches back to. */
+static size_t gdn_state_bytes(const struct kern_gdn_shape *s)
+{
+    const size_t rows = (size_t)(s->conv_width - 1) * (size_t)kern_gdn_channels(s);
+    return floats_bytes((size_t)s->v_heads * (size_t)(s->k_dim * s->v_dim) + rows);
+}
+
+/* Channels, b and a of each draft. */
+static size_t gdn_replay_bytes(const struct kern_gdn_shape *s)
+{
+    return floats_bytes(KERN_MAX_DRAFTS * (size_t)(kern_gdn_channels(s) + 2 * s->v_heads));
 }
 
 static void swiglu(struct kern *k, const float *gate_up, int rows, int f, float *y)
@@ -494,7 +320,8 @@ static void close_cpu(struct kern *k)
         free(chunk->memory);
         free(chunk);
     }
-    free(c->group_sums);
+    free(c->scratch->group_sums);
+    free(c->scratch->limbs);
     free(c->scratch->split);
     free(c->scratch->split_sums);
     free(c->scratch);
@@ -520,6 +347,8 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
         free(c);
         return err_no_memory(e);
     }
+    c->scratch->group_sums = NULL;
+    c->scratch->limbs = NULL;
     c->scratch->split = NULL;
     c->scratch->split_sums = NULL;
     c->table = (struct kern){.name = "cpu",
@@ -540,6 +369,10 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
                              .rope_kv_append = rope_kv_append,
                              .attention = attention,
                              .kv_page_bytes = kv_page_bytes,
+                             .gdn = gdn,
+                             .gdn_replay = gdn_replay,
+                             .gdn_state_bytes = gdn_state_bytes,
+                             .gdn_replay_bytes = gdn_replay_bytes,
                              .swiglu = swiglu,
                              .hash_rows = hash_rows};
     *out = &c->table;

@@ -1,21 +1,25 @@
-/* kern_cpu_attn: RoPE, the paged KV cache (F16 or F32) and causal attention, compiled once per instruction set.
+/* kern_cpu_attn: causal attention over the paged KV cache, compiled once per instruction set.
  *
- * A page holds, per KV head, K as [head_dim][64 tokens] and then V as [64 tokens][head_dim]. So both products of
- * attention are small matrix products with lanes over the page's stored order: scores q K^T have a lane per key,
- * outputs p V a lane per dimension. One online softmax step per page, pages in order; every row runs the same chains
+ * Pages hold K as [head_dim][64 tokens] and V as [64 tokens][head_dim] (kern_cpu_kv.h). So both products of attention are
+ * small matrix products with lanes over the page's stored order: scores q K^T have a lane per key, outputs p V a lane per
+ * dimension. One online softmax step per page, pages in order; every row runs the same chains
  *   score_j = scale * (chain over d of q_d k_dj);   p_j = e^(score_j - max)
  *   o_d = chain over j of p_j v_jd, continued from o_d * e^(old max - max)
  * in PREFILL and DECODE, in tiles of any number of rows. Chunks, batches and threads therefore change no bit.
  *
+ * INT8 codes enter the products as they are; their scales stay outside, one factor a run of dimensions and a token:
+ *   score_j = scale * (sum over runs of keyscale_j * (chain over the run's d of q_d code_dj))
+ *   o_d = chain over j of (p_j valuescale_j) code_jd
+ *
  * Only the row's own page is cut by its position: scores of later slots are computed in lanes of their own, which are
- * selected away; their V rows are not read at all. Free slots may hold anything.
+ * selected away; their V rows are not read at all, nor do their value scales meet a probability that is used. Free slots
+ * may hold anything.
  *
  * PREFILL takes pieces of up to 64 query positions (cut at absolute multiples of 64) and ATTN_Q_HEADS query heads of
- * one KV head: F16 pages are converted to float32 once per piece and met by tiles of positions; the last page, where
+ * one KV head: pages are widened to float32 once per piece and met by tiles of positions; the last page, where
  * each row has its own number of keys, by tiles of the heads of one row. DECODE reads the page as it is, once for a KV
- * head's query heads. */
-#include "kern_cpu_impl.h"
-#include "kern_cpu_vec.h"
+ * head's query heads; the rows of a segment (drafts) take each page one after the other, while it is in the cache. */
+#include "kern_cpu_kv.h"
 
 #include <math.h>
 
@@ -46,130 +50,68 @@ static int scratch_index(void)
 #endif
 }
 
-/* K and V of one KV head within a page, in the stored format; the other pair is NULL. */
-struct stored {
-    uint16_t *keys16, *values16;
-    float *keys, *values;
-};
-
-static struct stored stored_page(const struct cpu_attn_call *c, int32_t page, int kv_head)
-{
-    const size_t half = (size_t)KV_PAGE_TOKENS * (size_t)c->shape->head_dim, first = 2 * half * (size_t)kv_head;
-    void *base = (char *)c->kv.base_dev + (size_t)page * c->kv.page_bytes;
-    struct stored s = {0};
-    if (c->shape->kv == KV_F32) {
-        s.keys = (float *)base + first;
-        s.values = s.keys + half;
-    } else {
-        s.keys16 = (uint16_t *)base + first;
-        s.values16 = s.keys16 + half;
-    }
-    return s;
-}
-
-static size_t qkv_stride(const struct kern_attn_shape *s)
-{
-    return (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
-}
-
-/* Rotates one head in place: pairs (2i, 2i + 1), or (i, i + rope_dim / 2). */
-static void rotate(float *restrict x, const float *restrict cos_sin, const struct kern_attn_shape *s)
-{
-    const int half = s->rope_dim / 2;
-    if (s->rope_adjacent) {
-        for (int i = 0; i < half; i++) {
-            const float c = cos_sin[2 * i], sn = cos_sin[2 * i + 1], x0 = x[2 * i], x1 = x[2 * i + 1];
-            x[2 * i] = x0 * c - x1 * sn;
-            x[2 * i + 1] = x1 * c + x0 * sn;
-        }
-        return;
-    }
-    for (int i = 0; i < half; i++) {
-        const float c = cos_sin[2 * i], sn = cos_sin[2 * i + 1], x0 = x[i], x1 = x[half + i];
-        x[i] = x0 * c - x1 * sn;
-        x[half + i] = x1 * c + x0 * sn;
-    }
-}
-
-static void append_row(const struct cpu_attn_call *c, const struct kern_segment *g, int r, const float *cos_sin,
-                       float *qkv)
-{
-    const struct kern_attn_shape *s = c->shape;
-    const int dim = s->head_dim, position = g->position_first + r, slot = position % KV_PAGE_TOKENS;
-    float *row = qkv + (size_t)(g->row_first + r) * qkv_stride(s);
-    const float *angles = cos_sin + (size_t)position * (size_t)(s->rope_dim / 2 * 2);
-    for (int h = 0; h < s->n_heads + s->n_kv_heads; h++) rotate(row + h * dim, angles, s);
-    for (int h = 0; h < s->n_kv_heads; h++) {
-        const float *k = row + (s->n_heads + h) * dim, *v = k + s->n_kv_heads * dim;
-        const struct stored to = stored_page(c, g->pages[position / KV_PAGE_TOKENS], h);
-        if (to.keys) {
-            for (int d = 0; d < dim; d++) to.keys[d * KV_PAGE_TOKENS + slot] = k[d];
-            memcpy(to.values + slot * dim, v, (size_t)dim * sizeof *v);
-            continue;
-        }
-        uint16_t half[16];
-        for (int d = 0; d < dim; d += 16) {
-            KERN_EACH (i, NV) vf_to_f16(half + i * VF, vf_load(k + d + i * VF));
-            for (int i = 0; i < 16; i++) to.keys16[(d + i) * KV_PAGE_TOKENS + slot] = half[i];
-        }
-        for (int d = 0; d < dim; d += VF) vf_to_f16(to.values16 + slot * dim + d, vf_load(v + d));
-    }
-}
-
-static void rope_kv_append(const struct cpu_attn_call *c, const float *cos_sin, float *qkv, int threads)
-{
-    for (int i = 0; i < c->n_segments; i++) {
-        const struct kern_segment *g = &c->segments[i];
-#if defined(_OPENMP)
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && g->rows > 1)
-#endif
-        for (int r = 0; r < g->rows; r++) append_row(c, g, r, cos_sin, qkv);
-    }
-    (void)threads;
-}
-
 /* Rows that meet the same keys of a page: query and output at a stride each, the softmax state at another. */
 struct rows {
     const float *q;
     float *o;
     size_t q_stride, o_stride;
+    int head_stride; /* from one query head to the next: head_dim, or twice that with a gate between */
     float *max;  /* running maximum of the scores */
     float *sums; /* 16 partial sums of e^(score - max) a row */
     size_t state_stride;
-    float *probs; /* scratch, 64 a row */
+    float *probs;        /* scratch, 64 a row */
+    float *scaled_probs; /* the same, times the value scales of one run */
     float scale;
     int dim;
 };
 
-/* One page of one KV head: F16 as stored, or float32, stored or copied. */
+/* What a page's values are when a product meets them: stored ones, or widened to float32. Codes have scales. */
+enum cells { CELLS_F32, CELLS_F16, CELLS_BF16, CELLS_CODES, CELLS_WIDE_CODES, CELL_KINDS };
+
+/* One page of one KV head. */
 struct page {
-    const uint16_t *keys16, *values16;
-    const float *keys, *values;
-    int n_keys; /* 1 .. 64 */
+    enum cells cells;
+    const void *keys, *values;
+    const float *key_scales, *value_scales; /* [runs][64], of codes */
+    int n_keys;                             /* 1 .. 64 */
 };
 
 /* What the compiler must know to make a lean kernel; always a constant. */
 struct tile_kind {
     int rows, blocks;
-    bool f16;
+    enum cells cells;
 };
 
+KERN_INLINE bool has_scales(enum cells c) { return c == CELLS_CODES || c == CELLS_WIDE_CODES; }
+
+KERN_INLINE vf load_cells(enum cells c, const void *from, size_t at)
+{
+    switch (c) {
+    case CELLS_F16: return vf_from_f16((const uint16_t *)from + at);
+    case CELLS_BF16: return vf_from_bf16((const uint16_t *)from + at);
+    case CELLS_CODES: return vf_from_i8((const int8_t *)from + at);
+    default: return vf_load((const float *)from + at);
+    }
+}
+
 struct matrix {
-    const uint16_t *half;
-    const float *full;
+    const float *values;
     size_t stride;
+};
+struct stored_matrix {
+    const void *cells;
+    size_t first, stride; /* in cells */
 };
 
 /* acc[rows][blocks of 16 lanes] += a[rows][n] * b[n][lanes] */
-KERN_INLINE void product(struct tile_kind kind, int n, struct matrix a, struct matrix b, vf acc[][BLOCKS * NV])
+KERN_INLINE void product(struct tile_kind kind, int n, struct matrix a, struct stored_matrix b, vf acc[][BLOCKS * NV])
 {
     for (int k = 0; k < n; k++) {
         vf lanes[BLOCKS * NV];
-        const size_t at = (size_t)k * b.stride;
-        KERN_EACH (v, kind.blocks * NV)
-            lanes[v] = kind.f16 ? vf_from_f16(b.half + at + v * VF) : vf_load(b.full + at + v * VF);
+        const size_t at = b.first + (size_t)k * b.stride;
+        KERN_EACH (v, kind.blocks * NV) lanes[v] = load_cells(kind.cells, b.cells, at + (size_t)(v * VF));
         KERN_EACH (r, kind.rows) {
-            vf x = vf_set1(a.full[(size_t)r * a.stride + (size_t)k]);
+            vf x = vf_set1(a.values[(size_t)r * a.stride + (size_t)k]);
             KERN_EACH (v, kind.blocks * NV) acc[r][v] = vf_fma(x, lanes[v], acc[r][v]);
         }
     }
@@ -178,17 +120,30 @@ KERN_INLINE void product(struct tile_kind kind, int n, struct matrix a, struct m
 /* Scaled scores of all 64 slots, those past n_keys too: every slot has lanes of its own. */
 KERN_INLINE void page_scores(struct tile_kind kind, const struct rows *t, const struct page *p)
 {
-    for (int key = 0; key < KV_PAGE_TOKENS; key += BLOCKS * 16) {
-        vf acc[TILE][BLOCKS * NV];
-        KERN_EACH (r, kind.rows)
-            KERN_EACH (v, BLOCKS * NV) acc[r][v] = vf_zero();
-        const struct matrix b = kind.f16 ? (struct matrix){p->keys16 + key, NULL, KV_PAGE_TOKENS}
-                                         : (struct matrix){NULL, p->keys + key, KV_PAGE_TOKENS};
-        product(kind, t->dim, (struct matrix){NULL, t->q, t->q_stride}, b, acc);
-        KERN_EACH (r, kind.rows)
-            KERN_EACH (v, BLOCKS * NV)
-                vf_store(t->probs + r * KV_PAGE_TOKENS + key + v * VF, acc[r][v] * vf_set1(t->scale));
-    }
+    const int run = has_scales(kind.cells) ? KV_INT8_RUN : t->dim;
+    for (int key = 0; key < KV_PAGE_TOKENS; key += BLOCKS * 16)
+        for (int d = 0; d < t->dim; d += run) {
+            const int n = t->dim - d < run ? t->dim - d : run;
+            vf acc[TILE][BLOCKS * NV];
+            KERN_EACH (r, kind.rows)
+                KERN_EACH (v, BLOCKS * NV) acc[r][v] = vf_zero();
+            product(kind, n, (struct matrix){t->q + d, t->q_stride},
+                    (struct stored_matrix){p->keys, (size_t)(d * KV_PAGE_TOKENS + key), KV_PAGE_TOKENS}, acc);
+            KERN_EACH (r, kind.rows)
+                KERN_EACH (v, BLOCKS * NV) {
+                    float *score = t->probs + r * KV_PAGE_TOKENS + key + v * VF;
+                    vf s = acc[r][v];
+                    if (has_scales(kind.cells)) {
+                        const vf factor = vf_load(p->key_scales + d + key + v * VF); /* 64 scales a run of 64 */
+                        if (d)
+                            s = vf_fma(s, factor, vf_load(score));
+                        else
+                            s *= factor;
+                    }
+                    if (d + n == t->dim) s *= vf_set1(t->scale);
+                    vf_store(score, s);
+                }
+        }
 }
 
 static const float slot_numbers[KV_PAGE_TOKENS] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
@@ -246,32 +201,50 @@ KERN_INLINE void page_outputs(struct tile_kind kind, const struct rows *t, const
     KERN_EACH (r, kind.rows)
         KERN_EACH (v, kind.blocks * NV)
             acc[r][v] = vf_load(t->o + (size_t)r * t->o_stride + d + v * VF) * vf_set1(shrink[r]);
-    const struct matrix b = kind.f16 ? (struct matrix){p->values16 + d, NULL, (size_t)t->dim}
-                                     : (struct matrix){NULL, p->values + d, (size_t)t->dim};
-    product(kind, p->n_keys, (struct matrix){NULL, t->probs, KV_PAGE_TOKENS}, b, acc);
+    product(kind, p->n_keys,
+            (struct matrix){has_scales(kind.cells) ? t->scaled_probs : t->probs, KV_PAGE_TOKENS},
+            (struct stored_matrix){p->values, (size_t)d, (size_t)t->dim}, acc);
     KERN_EACH (r, kind.rows)
         KERN_EACH (v, kind.blocks * NV) vf_store(t->o + (size_t)r * t->o_stride + d + v * VF, acc[r][v]);
 }
 
-/* One page of keys and values for up to TILE rows. */
-KERN_INLINE void page_step(int rows, bool f16, const struct rows *t, const struct page *p)
+/* Probabilities times the value scales of one run; of slots past n_keys nothing is read. */
+KERN_INLINE void scale_probs(int rows, const struct rows *t, const float *value_scales)
 {
-    float shrink[16] = {0};
-    page_scores((struct tile_kind){rows, BLOCKS, f16}, t, p);
-    page_maxima(rows, t, p->n_keys, shrink);
-    page_probs(rows, t, shrink);
-    int d = 0;
-    for (; d + BLOCKS * 16 <= t->dim; d += BLOCKS * 16)
-        page_outputs((struct tile_kind){rows, BLOCKS, f16}, t, p, d, shrink);
-    for (; d < t->dim; d += 16) page_outputs((struct tile_kind){rows, 1, f16}, t, p, d, shrink);
+    KERN_EACH (r, rows)
+        for (int i = r * KV_PAGE_TOKENS, slot = 0; slot < KV_PAGE_TOKENS; slot += VF)
+            vf_store(t->scaled_probs + i + slot, vf_load(t->probs + i + slot) * vf_load(value_scales + slot));
 }
 
+/* One page of keys and values for up to TILE rows. */
+KERN_INLINE void page_step(int rows, enum cells cells, const struct rows *t, const struct page *p)
+{
+    const struct tile_kind wide = {rows, BLOCKS, cells}, narrow = {rows, 1, cells};
+    const int run = has_scales(cells) ? KV_INT8_RUN : t->dim;
+    float shrink[16] = {0};
+    page_scores(wide, t, p);
+    page_maxima(rows, t, p->n_keys, shrink);
+    page_probs(rows, t, shrink);
+    for (int d = 0, end; d < t->dim; d = end) {
+        end = t->dim - d < run ? t->dim : d + run;
+        if (has_scales(cells)) scale_probs(rows, t, p->value_scales + d);
+        for (; d + BLOCKS * 16 <= end; d += BLOCKS * 16) page_outputs(wide, t, p, d, shrink);
+        for (; d < end; d += 16) page_outputs(narrow, t, p, d, shrink);
+    }
+}
+
+typedef void step_fn(const struct rows *t, const struct page *p);
+#define STEP_FN_OF(N, CELLS)                                                                                           \
+    static void step_##CELLS##_##N(const struct rows *t, const struct page *p) { page_step(N, CELLS, t, p); }
 #define STEP_FN(N)                                                                                                     \
-    static void step_f16_##N(const struct rows *t, const struct page *p) { page_step(N, true, t, p); }                 \
-    static void step_f32_##N(const struct rows *t, const struct page *p) { page_step(N, false, t, p); }
+    STEP_FN_OF(N, CELLS_F32)                                                                                           \
+    STEP_FN_OF(N, CELLS_F16)                                                                                           \
+    STEP_FN_OF(N, CELLS_BF16)                                                                                          \
+    STEP_FN_OF(N, CELLS_CODES)                                                                                         \
+    STEP_FN_OF(N, CELLS_WIDE_CODES)
 #define STEP_ENTRY(N)                                                                                                  \
     {                                                                                                                  \
-        step_f32_##N, step_f16_##N                                                                                     \
+        step_CELLS_F32_##N, step_CELLS_F16_##N, step_CELLS_BF16_##N, step_CELLS_CODES_##N, step_CELLS_WIDE_CODES_##N   \
     }
 STEP_FN(1)
 STEP_FN(2)
@@ -285,7 +258,7 @@ STEP_FN(6)
 /* All n rows through a page, tile by tile. */
 static void step_rows(struct rows t, int n, const struct page *p)
 {
-    static void (*const steps[TILE][2])(const struct rows *, const struct page *) = {
+    static step_fn *const steps[TILE][CELL_KINDS] = {
         STEP_ENTRY(1),
         STEP_ENTRY(2),
 #if KERN_ISA_ID > 0
@@ -297,7 +270,7 @@ static void step_rows(struct rows t, int n, const struct page *p)
     };
     for (int done = 0; done < n; done += TILE) {
         const int rows = n - done < TILE ? n - done : TILE;
-        steps[rows - 1][p->keys16 != NULL](&t, p);
+        steps[rows - 1][p->cells](&t, p);
         t.q += TILE * t.q_stride;
         t.o += TILE * t.o_stride;
         t.max += TILE * t.state_stride;
@@ -334,12 +307,14 @@ static struct rows begin_piece(const struct cpu_attn_call *c, const struct piece
 {
     const struct kern_attn_shape *s = c->shape;
     const size_t dim = (size_t)s->head_dim, row = (size_t)(p->segment->row_first + p->row);
-    struct rows t = {.q_stride = qkv_stride(s), .o_stride = (size_t)s->n_heads * dim, .dim = s->head_dim};
-    t.q = c->qkv + row * t.q_stride + (size_t)p->head * dim;
+    struct rows t = {.q_stride = kv_qkv_stride(s), .o_stride = (size_t)s->n_heads * dim, .dim = s->head_dim};
+    t.head_stride = kv_query_width(s);
+    t.q = c->qkv + row * t.q_stride + p->head * t.head_stride;
     t.o = c->o + row * t.o_stride + (size_t)p->head * dim;
     t.max = scratch->maxima;
     t.sums = scratch->sums;
     t.probs = scratch->probs;
+    t.scaled_probs = scratch->scaled_probs;
     t.state_stride = (size_t)p->heads;
     t.scale = 1.0f / sqrtf((float)s->head_dim);
     const size_t states = (size_t)(p->rows * p->heads);
@@ -356,13 +331,22 @@ static struct rows heads_of_row(struct rows t, int r)
     t.o += (size_t)r * t.o_stride;
     t.max += (size_t)r * t.state_stride;
     t.sums += (size_t)r * t.state_stride * 16;
-    t.q_stride = t.o_stride = (size_t)t.dim;
+    t.q_stride = (size_t)t.head_stride;
+    t.o_stride = (size_t)t.dim;
     t.state_stride = 1;
     return t;
 }
 
-/* Divides by the sums. */
-static void finish_piece(const struct piece *p, const struct rows *t)
+/* o = o * sigmoid(gate) */
+static void apply_gate(const float *gate, int dim, float *o)
+{
+    const vf one = vf_set1(1.0f);
+    for (int d = 0; d < dim; d += VF)
+        vf_store(o + d, vf_load(o + d) / (one + vf_exp(vf_zero() - vf_load(gate + d))));
+}
+
+/* Divides by the sums; multiplies by the gates where there are any. */
+static void finish_piece(const struct kern_attn_shape *s, const struct piece *p, const struct rows *t)
 {
     for (int r = 0; r < p->rows; r++)
         for (int h = 0; h < p->heads; h++) {
@@ -372,55 +356,88 @@ static void finish_piece(const struct piece *p, const struct rows *t)
             const vf inverse = vf_set1(1.0f / vf_sum16(sums));
             float *o = t->o + (size_t)r * t->o_stride + (size_t)(h * t->dim);
             for (int d = 0; d < t->dim; d += VF) vf_store(o + d, vf_load(o + d) * inverse);
+            if (s->gated) apply_gate(t->q + (size_t)r * t->q_stride + h * t->head_stride + t->dim, t->dim, o);
         }
 }
 
-static void widen(const uint16_t *from, int n, float *to)
+/* A page as it is stored; all of its keys. */
+static struct page whole_page(const struct cpu_attn_call *c, const struct piece *p, int i)
 {
-    for (int i = 0; i < n; i += VF) vf_store(to + i, vf_from_f16(from + i));
+    static const enum cells cells[KV_FORMATS] = {
+        [KV_F16] = CELLS_F16, [KV_F32] = CELLS_F32, [KV_BF16] = CELLS_BF16, [KV_INT8] = CELLS_CODES};
+    const struct kv_head_page from = kv_head_page(c, p->segment->pages[i], p->kv_head);
+    return (struct page){cells[c->shape->kv], from.keys,         from.values,
+                         from.key_scales,     from.value_scales, KV_PAGE_TOKENS};
 }
+
+KERN_INLINE void widen_cells(enum cells c, const void *from, int n, float *to)
+{
+    for (int i = 0; i < n; i += VF) vf_store(to + i, load_cells(c, from, (size_t)i));
+}
+
+static void widen(enum cells c, const void *from, int n, float *to)
+{
+    switch (c) {
+    case CELLS_F16: widen_cells(CELLS_F16, from, n, to); break;
+    case CELLS_BF16: widen_cells(CELLS_BF16, from, n, to); break;
+    default: widen_cells(CELLS_CODES, from, n, to); break;
+    }
+}
+
+static void widen_page(struct page *p, int dim, struct cpu_scratch *scratch)
+{
+    if (p->cells == CELLS_F32) return;
+    widen(p->cells, p->keys, KV_PAGE_TOKENS * dim, scratch->keys);
+    widen(p->cells, p->values, KV_PAGE_TOKENS * dim, scratch->values);
+    p->keys = scratch->keys;
+    p->values = scratch->values;
+    p->cells = p->cells == CELLS_CODES ? CELLS_WIDE_CODES : CELLS_F32;
+}
+
+/* The heads of each row through the page they all end in. */
+static void own_page(const struct piece *p, const struct rows *t, struct page page)
+{
+    for (int r = 0; r < p->rows; r++) {
+        page.n_keys = (p->segment->position_first + p->row + r) % KV_PAGE_TOKENS + 1;
+        step_rows(heads_of_row(*t, r), p->heads, &page);
+    }
+}
+
+static int own_page_index(const struct piece *p) { return (p->segment->position_first + p->row) / KV_PAGE_TOKENS; }
 
 static void prefill_piece(const struct cpu_attn_call *c, const struct piece *p, struct cpu_scratch *scratch)
 {
     const struct rows t = begin_piece(c, p, scratch);
-    const int first = p->segment->position_first + p->row, own = first / KV_PAGE_TOKENS;
-    const int page_values = KV_PAGE_TOKENS * t.dim;
+    const int own = own_page_index(p);
     for (int i = 0; i <= own; i++) {
-        const struct stored from = stored_page(c, p->segment->pages[i], p->kv_head);
-        struct page page = {NULL, NULL, from.keys, from.values, KV_PAGE_TOKENS};
-        if (from.keys16) {
-            widen(from.keys16, page_values, scratch->keys);
-            widen(from.values16, page_values, scratch->values);
-            page.keys = scratch->keys;
-            page.values = scratch->values;
+        struct page page = whole_page(c, p, i);
+        widen_page(&page, t.dim, scratch);
+        if (i == own) {
+            own_page(p, &t, page);
+            break;
         }
         struct rows head = t;
-        for (int h = 0; i < own && h < p->heads; h++) {
+        for (int h = 0; h < p->heads; h++) {
             step_rows(head, p->rows, &page);
-            head.q += t.dim;
+            head.q += t.head_stride;
             head.o += t.dim;
             head.max += 1;
             head.sums += 16;
         }
-        for (int r = 0; i == own && r < p->rows; r++) {
-            page.n_keys = (first + r) % KV_PAGE_TOKENS + 1;
-            step_rows(heads_of_row(t, r), p->heads, &page);
-        }
     }
-    finish_piece(p, &t);
+    finish_piece(c->shape, p, &t);
 }
 
 static void decode_piece(const struct cpu_attn_call *c, const struct piece *p, struct cpu_scratch *scratch)
 {
-    const struct rows t = begin_piece(c, p, scratch), heads = heads_of_row(t, 0);
-    const int position = p->segment->position_first + p->row, own = position / KV_PAGE_TOKENS;
-    for (int i = 0; i <= own; i++) {
-        const struct stored from = stored_page(c, p->segment->pages[i], p->kv_head);
-        struct page page = {from.keys16, from.values16, from.keys, from.values, KV_PAGE_TOKENS};
-        if (i == own) page.n_keys = position % KV_PAGE_TOKENS + 1;
-        step_rows(heads, p->heads, &page);
+    const struct rows t = begin_piece(c, p, scratch);
+    const int own = own_page_index(p);
+    for (int i = 0; i < own; i++) {
+        const struct page page = whole_page(c, p, i);
+        for (int r = 0; r < p->rows; r++) step_rows(heads_of_row(t, r), p->heads, &page);
     }
-    finish_piece(p, &t);
+    own_page(p, &t, whole_page(c, p, own));
+    finish_piece(c->shape, p, &t);
 }
 
 /* Pieces of a segment's rows: cuts at absolute multiples of `grid` positions. */
@@ -463,17 +480,19 @@ static void attention_prefill(const struct cpu_attn_call *c, struct cpu_scratch 
     (void)threads;
 }
 
+/* Rows of a segment share their pages in one piece, unless threads would have nothing to do. */
 static void attention_decode(const struct cpu_attn_call *c, struct cpu_scratch *scratch, int threads)
 {
-    const int n = count_pieces(c, 1);
+    const int grid = count_pieces(c, ATTN_Q_ROWS) < threads ? 1 : ATTN_Q_ROWS, n = count_pieces(c, grid);
 #if defined(_OPENMP)
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1 && n > 1)
 #endif
     for (int i = 0; i < n; i++) {
-        const struct piece p = find_piece(c, 1, i);
+        const struct piece p = find_piece(c, grid, i);
         decode_piece(c, &p, &scratch[scratch_index()]);
     }
     (void)threads;
 }
 
-const struct cpu_attn_ops KERN_NAME(kern_cpu_attn) = {rope_kv_append, attention_prefill, attention_decode};
+const struct cpu_attn_ops KERN_NAME(kern_cpu_attn) = {KERN_NAME(kern_cpu_kv_append), attention_prefill,
+                                                      attention_decode};

@@ -5,12 +5,15 @@
  *
  * DECODE streams the weights once: codes become floats in registers and meet up to eight activation rows each.
  *   per group: s = chains over the codes;  acc = scale * s + acc;  acc = min * (sum of x over the group) + acc
- * The bound is the memory's speed, so the stream is prefetched and scales stay F16 where that is exact.
+ * The bound is the memory's speed, so the stream is prefetched and scales stay F16 or bytes where that is exact. E4M3 codes
+ * are read as numbers 2^-8 of theirs; a group's chains are brought back before they meet the scale.
  *
  * PREFILL decodes PREFILL_BLOCK columns of PREFILL_OUTS outputs to float32 in the thread's scratch and multiplies them
  * by all rows with a register tile. Every output is one chain over all columns; between blocks it rests in y. */
 #include "kern_cpu_impl.h"
 #include "kern_cpu_vec.h"
+
+#include <math.h>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -19,6 +22,7 @@
 enum {
     DECODE_ROWS = 8, /* activation rows that share one unpacking, at most */
     PREFETCH_BYTES = 4096,
+    PIECE = 32,         /* columns between two bursts of prefetches */
     PREFILL_ROWS = 144, /* activation rows that stay in the second-level cache while all panels pass */
 #if KERN_ISA_ID == 2
     CHAINS = 2, /* partial chains of a group's dot product */
@@ -35,25 +39,60 @@ enum {
 #endif
 };
 
+#define E4M3_UNIT 0x1p8f /* what column_codes leaves out */
+
+KERN_INLINE bool in_nibbles(enum cpu_codes codes) { return codes == CODES_4 || codes == CODES_E2M1; }
+
+KERN_INLINE size_t column_bytes(enum cpu_codes codes)
+{
+    if (in_nibbles(codes)) return PANEL_ROWS / 2;
+    return PANEL_ROWS * (codes == CODES_8 || codes == CODES_E4M3 ? 1 : codes == CODES_F32 ? 4 : 2);
+}
+
 /* Codes of one column of a panel as floats; at is the group's first code, column the column within it. */
 KERN_INLINE vf column_codes(enum cpu_codes codes, const uint8_t *at, int column, int v)
 {
-    const uint8_t *row = at + (size_t)column * PANEL_ROWS * (codes == CODES_8 ? 1 : codes == CODES_F32 ? 4 : 2);
+    const uint8_t *row = at + (size_t)column * column_bytes(codes);
     if (codes == CODES_8) return vf_from_i8((const int8_t *)row + v * VF);
+    if (codes == CODES_E4M3) return vf_from_e4m3(row + v * VF);
     if (codes == CODES_F16) return vf_from_f16((const uint16_t *)(const void *)row + v * VF);
     if (codes == CODES_BF16) return vf_from_bf16((const uint16_t *)(const void *)row + v * VF);
     return vf_load((const float *)(const void *)row + v * VF);
 }
 
-KERN_INLINE vf scale_load(enum cpu_scales scales, const uint8_t *at, int v)
+/* The i-th column of each lane's word. */
+KERN_INLINE vf nibble_code(enum cpu_codes codes, vi word, int i)
 {
+    return codes == CODES_4 ? vf_nibble(word, i) : vf_e2m1(word, i);
+}
+
+/* NaN bytes give NaN. */
+KERN_INLINE vf byte_scale(const struct cpu_part *p, enum cpu_scales scales, const uint8_t *at, int v)
+{
+    const vf global = vf_set1(p->global), nan = vf_set1(NAN);
+    vf scale;
+    if (scales == SCALES_E4M3) {
+        scale = vf_from_e4m3(at + v * VF) * vf_set1(E4M3_UNIT);
+        scale = vf_below(scale, vf_set1(480), scale, nan);
+    } else {
+        scale = vf_from_e8m0(at + v * VF);
+        scale = vf_below(scale, vf_set1(INFINITY), scale, nan);
+    }
+    return p->divide ? scale / global : scale * global;
+}
+
+KERN_INLINE vf scale_load(const struct cpu_part *p, enum cpu_scales scales, const uint8_t *at, int v)
+{
+    if (scales == SCALES_NONE) return vf_zero();
     if (scales == SCALES_F16) return vf_from_f16((const uint16_t *)(const void *)at + v * VF);
-    return vf_load((const float *)(const void *)at + v * VF);
+    if (scales == SCALES_F32) return vf_load((const float *)(const void *)at + v * VF);
+    return byte_scale(p, scales, at, v);
 }
 
 KERN_INLINE size_t scale_bytes(enum cpu_scales scales)
 {
-    return scales == SCALES_NONE ? 0 : PANEL_ROWS * (scales == SCALES_F16 ? 2 : 4);
+    if (scales == SCALES_NONE) return 0;
+    return PANEL_ROWS * (scales == SCALES_F32 ? 4 : scales == SCALES_F16 ? 2 : 1);
 }
 
 /* What the compiler must know to make a lean kernel; always a constant. */
@@ -74,13 +113,13 @@ struct dot_call {
 KERN_INLINE void group_dot(enum cpu_codes codes, const uint8_t *at, int n, const float *x, size_t ldx, int rows,
                            vf s[][CHAINS][NV])
 {
-    if (codes == CODES_4) {
+    if (in_nibbles(codes)) {
         for (int j = 0; j < n; j += 8) {
             vi word[NV];
             KERN_EACH (v, NV) word[v] = vi_load(at + (size_t)j * 8 + (size_t)v * VF * 4);
             KERN_EACH (i, 8) {
                 KERN_EACH (v, NV) {
-                    vf code = vf_nibble(word[v], i);
+                    vf code = nibble_code(codes, word[v], i);
                     KERN_EACH (r, rows)
                         s[r][i % CHAINS][v] =
                             vf_fma(code, vf_set1(x[(size_t)r * ldx + (size_t)(j + i)]), s[r][i % CHAINS][v]);
@@ -99,7 +138,7 @@ KERN_INLINE void group_dot(enum cpu_codes codes, const uint8_t *at, int n, const
             }
         }
     }
-    for (; j < n; j++) { /* only the odd last column of a plain format */
+    for (; j < n; j++) { /* only the odd last column of a format without blocks */
         KERN_EACH (v, NV) {
             vf code = column_codes(codes, at, j, v);
             KERN_EACH (r, rows) s[r][0][v] = vf_fma(code, vf_set1(x[(size_t)r * ldx + (size_t)j]), s[r][0][v]);
@@ -107,31 +146,44 @@ KERN_INLINE void group_dot(enum cpu_codes codes, const uint8_t *at, int n, const
     }
 }
 
+/* Columns of a group: a constant where the kind has one. */
+KERN_INLINE int group_of(struct panel_kind kind, const struct cpu_part *p)
+{
+    if (kind.scales == SCALES_E4M3) return 16;
+    return kind.codes == CODES_4 || kind.scales == SCALES_E8M0 ? 32 : p->group;
+}
+
 /* out[rows][PANEL_ROWS] = x * panel^T. rows is a constant. */
 KERN_INLINE void panel_dot(struct panel_kind kind, int rows, const struct dot_call *c, const uint8_t *at, float *out)
 {
     const size_t ldx = (size_t)c->cols, n_sums = (size_t)c->cols / 32;
     const size_t step = c->part->group_bytes, head = scale_bytes(kind.scales);
-    const int group = kind.codes == CODES_4 ? 32 : c->part->group;
+    const int group = group_of(kind, c->part);
     vf acc[DECODE_ROWS][NV];
     KERN_EACH (r, rows)
         KERN_EACH (v, NV) acc[r][v] = vf_zero();
     size_t g = 0;
     for (int k = 0; k < c->cols; k += group, g++, at += step) {
-        for (size_t line = 0; line < step; line += 64) __builtin_prefetch(at + PREFETCH_BYTES + line, 0, 3);
         const uint8_t *codes = at + head * (kind.mins ? 2 : 1);
-        int n = c->cols - k < group ? c->cols - k : group;
+        const int n = in_nibbles(kind.codes) || c->cols - k >= group ? group : c->cols - k;
+        size_t fetched = 0;
         vf s[DECODE_ROWS][CHAINS][NV];
         KERN_EACH (r, rows)
             KERN_EACH (i, CHAINS)
                 KERN_EACH (v, NV) s[r][i][v] = vf_zero();
-        group_dot(kind.codes, codes, kind.codes == CODES_4 ? 32 : n, c->x + k, ldx, rows, s);
+        for (int j = 0; j < n; j += PIECE) {
+            const size_t piece_end = j + PIECE < n ? (size_t)(j + PIECE) * column_bytes(kind.codes) : step;
+            for (; fetched < piece_end; fetched += 64) __builtin_prefetch(at + PREFETCH_BYTES + fetched, 0, 3);
+            group_dot(kind.codes, codes + (size_t)j * column_bytes(kind.codes), n - j < PIECE ? n - j : PIECE, c->x + k + j,
+                      ldx, rows, s);
+        }
         KERN_EACH (v, NV) {
-            vf scale = kind.scales == SCALES_NONE ? vf_zero() : scale_load(kind.scales, at, v);
-            vf min = kind.mins ? scale_load(kind.scales, at + head, v) : vf_zero();
+            vf scale = scale_load(c->part, kind.scales, at, v);
+            vf min = kind.mins ? scale_load(c->part, kind.scales, at + head, v) : vf_zero();
             KERN_EACH (r, rows) {
                 vf sum = s[r][0][v];
                 if (CHAINS == 2) sum += s[r][CHAINS - 1][v];
+                if (kind.codes == CODES_E4M3) sum *= vf_set1(E4M3_UNIT);
                 if (kind.scales == SCALES_NONE)
                     acc[r][v] += sum;
                 else
@@ -171,6 +223,9 @@ PANEL_FNS(codes8_f32_mins, CODES_8, SCALES_F32, true)
 PANEL_FNS(plain_f16, CODES_F16, SCALES_NONE, false)
 PANEL_FNS(plain_bf16, CODES_BF16, SCALES_NONE, false)
 PANEL_FNS(plain_f32, CODES_F32, SCALES_NONE, false)
+PANEL_FNS(e2m1_e4m3, CODES_E2M1, SCALES_E4M3, false)
+PANEL_FNS(e2m1_e8m0, CODES_E2M1, SCALES_E8M0, false)
+PANEL_FNS(e4m3, CODES_E4M3, SCALES_F32, false)
 
 /* The kernel for a part and its kind of row block: 0 .. 3 for 1 .. 4 rows, 4 for eight. */
 static panel_fn *panel_kernel(const struct cpu_part *p, int block)
@@ -180,9 +235,13 @@ static panel_fn *panel_kernel(const struct cpu_part *p, int block)
                                              {PANEL_ENTRIES(codes8_f32), PANEL_ENTRIES(codes8_f32_mins)}};
     static panel_fn *const plain[3][5] = {PANEL_ENTRIES(plain_f16), PANEL_ENTRIES(plain_bf16),
                                           PANEL_ENTRIES(plain_f32)};
+    static panel_fn *const e2m1[2][5] = {PANEL_ENTRIES(e2m1_e4m3), PANEL_ENTRIES(e2m1_e8m0)};
+    static panel_fn *const fp8[5] = PANEL_ENTRIES(e4m3);
     int wide = p->scales == SCALES_F32;
     if (p->codes == CODES_4) return four[wide][block];
     if (p->codes == CODES_8) return eight[wide][p->mins][block];
+    if (p->codes == CODES_E2M1) return e2m1[p->scales == SCALES_E8M0][block];
+    if (p->codes == CODES_E4M3) return fp8[block];
     return plain[p->codes - CODES_F16][block];
 }
 
@@ -236,9 +295,10 @@ static int outs_of(const struct cpu_part *p, int panel, int most)
     return left < most ? left : most;
 }
 
-static void linear_decode(const struct kern_weight *w, const float *x, int rows, float *y, float *group_sums,
+static void linear_decode(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
                           int threads)
 {
+    float *group_sums = scratch->group_sums;
     const int n_items = count_items(w, 1);
     for (int first = 0; first < rows; first += DECODE_BLOCK) {
         const int n = rows - first < DECODE_BLOCK ? rows - first : DECODE_BLOCK;
@@ -259,6 +319,23 @@ static void linear_decode(const struct kern_weight *w, const float *x, int rows,
     (void)threads;
 }
 
+/* to[n][PREFILL_OUTS], one vector of it: the values of n columns of one group. */
+KERN_INLINE void group_values(enum cpu_codes kind, const uint8_t *codes, int n, vf scale, vf min, int v, float *to)
+{
+    if (in_nibbles(kind)) {
+        for (int j = 0; j < n; j += 8) {
+            vi word = vi_load(codes + (size_t)j * 8 + (size_t)v * VF * 4);
+            KERN_EACH (i, 8) vf_store(to + (j + i) * PREFILL_OUTS, vf_fma(scale, nibble_code(kind, word, i), min));
+        }
+        return;
+    }
+    for (int j = 0; j < n; j++) {
+        vf code = column_codes(kind, codes, j, v);
+        if (kind == CODES_E4M3) code *= vf_set1(E4M3_UNIT);
+        vf_store(to + j * PREFILL_OUTS, kind == CODES_8 || kind == CODES_E4M3 ? vf_fma(scale, code, min) : code);
+    }
+}
+
 /* out[n][PREFILL_OUTS], its first PANEL_ROWS: the exact values of n columns of a panel from k, a multiple of the
  * group. */
 static void decode_columns(const struct cpu_part *p, const uint8_t *panel, int k, int n, float *out)
@@ -269,19 +346,15 @@ static void decode_columns(const struct cpu_part *p, const uint8_t *panel, int k
         const uint8_t *codes = at + head * (p->mins ? 2 : 1);
         int columns = n - g < p->group ? n - g : p->group;
         KERN_EACH (v, NV) {
-            vf scale = p->scales == SCALES_NONE ? vf_zero() : scale_load(p->scales, at, v);
-            vf min = p->mins ? scale_load(p->scales, at + head, v) : vf_zero();
+            vf scale = scale_load(p, p->scales, at, v);
+            vf min = p->mins ? scale_load(p, p->scales, at + head, v) : vf_zero();
             float *to = out + (size_t)g * PREFILL_OUTS + v * VF;
-            if (p->codes == CODES_4) {
-                for (int j = 0; j < columns; j += 8) {
-                    vi word = vi_load(codes + (size_t)j * 8 + (size_t)v * VF * 4);
-                    KERN_EACH (i, 8) vf_store(to + (j + i) * PREFILL_OUTS, vf_fma(scale, vf_nibble(word, i), min));
-                }
-            } else if (p->codes == CODES_8) {
-                for (int j = 0; j < columns; j++)
-                    vf_store(to + j * PREFILL_OUTS, vf_fma(scale, column_codes(CODES_8, codes, j, v), min));
-            } else {
-                for (int j = 0; j < columns; j++) vf_store(to + j * PREFILL_OUTS, column_codes(p->codes, codes, j, v));
+            switch (p->codes) {
+            case CODES_4: group_values(CODES_4, codes, columns, scale, min, v, to); break;
+            case CODES_8: group_values(CODES_8, codes, columns, scale, min, v, to); break;
+            case CODES_E2M1: group_values(CODES_E2M1, codes, columns, scale, min, v, to); break;
+            case CODES_E4M3: group_values(CODES_E4M3, codes, columns, scale, min, v, to); break;
+            default: group_values(p->codes, codes, columns, scale, min, v, to); break;
             }
         }
     }

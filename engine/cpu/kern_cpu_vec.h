@@ -82,6 +82,24 @@ KERN_INLINE vf vf_nibble(vi word, int i)
     const vf table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_permutexvar_ps(i ? _mm512_srli_epi32(word, (unsigned)(4 * i)) : word, table);
 }
+/* The same, of E2M1 numbers. */
+KERN_INLINE vf vf_e2m1(vi word, int i)
+{
+    const vf table = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, 0, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    return _mm512_permutexvar_ps(i ? _mm512_srli_epi32(word, (unsigned)(4 * i)) : word, table);
+}
+/* E4M3 numbers times 2^-8, by way of F16, whose exponent is one bit wider; the NaN codes give 480 * 2^-8. */
+KERN_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    const __m256i sign_extended = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p));
+    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(sign_extended, 7), _mm256_set1_epi16((int16_t)0xbfff)));
+}
+/* E8M0 numbers; code 255 gives infinity. */
+KERN_INLINE vf vf_from_e8m0(const uint8_t *p)
+{
+    vi bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)), 23);
+    return _mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(0x400000)));
+}
 KERN_INLINE float vf_sum16(const vf *a)
 {
     __m256 h8 = _mm256_add_ps(_mm512_castps512_ps256(a[0]),
@@ -137,6 +155,24 @@ KERN_INLINE vf vf_nibble(vi word, int i)
 {
     return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(word, 4 * i), _mm256_set1_epi32(15)));
 }
+/* The permutation reads the low three bits of its index only; the fourth is the sign. */
+KERN_INLINE vf vf_e2m1(vi word, int i)
+{
+    const vf table = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+    const vi nibble = _mm256_srli_epi32(word, 4 * i);
+    const vi sign = _mm256_and_si256(_mm256_slli_epi32(nibble, 28), _mm256_set1_epi32(INT32_MIN));
+    return _mm256_or_ps(_mm256_permutevar8x32_ps(table, nibble), _mm256_castsi256_ps(sign));
+}
+KERN_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    const __m128i sign_extended = _mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)p));
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(sign_extended, 7), _mm_set1_epi16((int16_t)0xbfff)));
+}
+KERN_INLINE vf vf_from_e8m0(const uint8_t *p)
+{
+    vi bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(0x400000)));
+}
 KERN_INLINE float vf_sum16(const vf *a)
 {
     __m256 h8 = _mm256_add_ps(a[0], a[1]);
@@ -172,12 +208,19 @@ KERN_INLINE vf vf_max(vf a, vf b) { return vf_select((vi_signed)(a > b), a, b); 
 KERN_INLINE vf vf_min(vf a, vf b) { return vf_select((vi_signed)(a < b), a, b); }
 KERN_INLINE vf vf_below(vf a, vf b, vf yes, vf no) { return vf_select((vi_signed)(a < b), yes, no); }
 KERN_INLINE vf vf_pow2(vf biased) { return (vf)(((vi)biased + 127u) << 23); }
+/* Numbers of a shorter exponent, moved into float32's place: the exponent gets `bias` more. Subnormals have no leading one:
+ * they get it, one exponent higher, and it is taken away again. Exact, and never a subnormal float32, which is slow. */
+KERN_INLINE vf vf_widen(vi magnitude, uint32_t bias)
+{
+    const vi one = {(bias + 1) << 23, (bias + 1) << 23, (bias + 1) << 23, (bias + 1) << 23};
+    vf subnormal = (vf)(magnitude + one) - (vf)one;
+    return vf_select((vi_signed)(magnitude < 0x800000u), subnormal, (vf)(magnitude + (bias << 23)));
+}
 KERN_INLINE vf vf_from_f16(const uint16_t *p)
 {
-    /* Exponent and mantissa moved into place and rescaled by 2^112: exact, subnormals too; all-ones exponents keep
-     * theirs. */
+    /* All-ones exponents keep theirs. */
     vi h = {p[0], p[1], p[2], p[3]};
-    vf magnitude = (vf)((h & 0x7fffu) << 13) * vf_set1(0x1p112f);
+    vf magnitude = vf_widen((h & 0x7fffu) << 13, 112);
     vi special = (vi)((h & 0x7c00u) == 0x7c00u) & 0x7f800000u;
     return (vf)((vi)magnitude | special | ((h & 0x8000u) << 16));
 }
@@ -200,6 +243,23 @@ KERN_INLINE vi vi_load(const void *p)
 KERN_INLINE vf vf_nibble(vi word, int i)
 {
     return __builtin_convertvector((vi_signed)((word >> (unsigned)(4 * i)) & 15u), vf);
+}
+KERN_INLINE vf vf_e2m1(vi word, int i)
+{
+    vi nibble = word >> (unsigned)(4 * i);
+    vf magnitude = vf_widen((nibble & 7u) << 22, 126);
+    return (vf)((vi)magnitude | ((nibble & 8u) << 28));
+}
+KERN_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    vi code = {p[0], p[1], p[2], p[3]};
+    vf magnitude = vf_widen((code & 0x7fu) << 20, 112);
+    return (vf)((vi)magnitude | ((code & 0x80u) << 24));
+}
+KERN_INLINE vf vf_from_e8m0(const uint8_t *p)
+{
+    vi code = {p[0], p[1], p[2], p[3]};
+    return (vf)(code << 23 | ((vi)(code == 0u) & 0x400000u));
 }
 KERN_INLINE float vf_sum16(const vf *a)
 {
@@ -237,6 +297,23 @@ KERN_INLINE vf vf_exp(vf x)
     p = vf_fma(p, r, vf_set1(1.0f));
     p = vf_fma(p, r, vf_set1(1.0f));
     return vf_below(x, vf_set1(-87.3f), vf_zero(), p * vf_pow2(biased));
+}
+
+KERN_INLINE vf vf_sigmoid(vf x) { return vf_set1(1.0f) / (vf_set1(1.0f) + vf_exp(vf_zero() - x)); }
+
+/* log(1 + e^x), to a few units in the last place at every size of the result: max(x, 0) + log(1 + t), t = e^-|x|, and
+ * log(1 + t) = 2 artanh(s), s = t / (2 + t) <= 1/3: an odd polynomial fitted at Chebyshev nodes (relative error 8e-9).
+ * Above 20 the second term is below half a unit of x: linear. */
+KERN_INLINE vf vf_softplus(vf x)
+{
+    vf t = vf_exp(vf_min(vf_zero() - x, x));
+    vf s = t / (vf_set1(2.0f) + t), z = s * s;
+    vf p = vf_set1(0x1.2055eep-2f);
+    p = vf_fma(p, z, vf_set1(0x1.1e5cfcp-2f));
+    p = vf_fma(p, z, vf_set1(0x1.99da14p-2f));
+    p = vf_fma(p, z, vf_set1(0x1.5554e2p-1f));
+    p = vf_fma(p, z, vf_set1(2.0f));
+    return vf_fma(s, p, vf_max(vf_zero(), x));
 }
 
 #endif

@@ -16,6 +16,7 @@
 #include "gguf.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,8 +64,8 @@ static const struct tensor_type {
     {18, "IQ3_XXS", -1},      {19, "IQ1_S", -1},       {20, "IQ4_NL", -1},       {21, "IQ3_S", -1},
     {22, "IQ2_S", -1},        {23, "IQ4_XS", -1},      {24, "I8", -1},           {25, "I16", -1},
     {26, "I32", -1},          {27, "I64", -1},         {28, "F64", -1},          {29, "IQ1_M", -1},
-    {30, "BF16", QUANT_BF16}, {34, "TQ1_0", -1},       {35, "TQ2_0", -1},        {39, "MXFP4", -1},
-    {40, "NVFP4", -1},
+    {30, "BF16", QUANT_BF16}, {34, "TQ1_0", -1},       {35, "TQ2_0", -1},        {39, "MXFP4", QUANT_MXFP4},
+    {40, "NVFP4", QUANT_NVFP4},
 };
 
 static uint32_t load_u32(const uint8_t *p)
@@ -284,12 +285,12 @@ static bool take_shape(struct cursor *c, struct tensor_view *t)
 }
 
 /* One entry; its offset, relative to the data, is left in *out_offset. */
-static bool take_tensor(struct cursor *c, struct tensor_view *t, uint64_t *out_offset)
+static bool take_tensor(struct cursor *c, struct gguf *g, uint64_t *out_offset)
 {
     char *name = NULL;
-    bool named = take_name(c, MAX_NAME_BYTES, "a tensor name", &name);
-    t->name = name;
-    if (!named) return false;
+    if (!take_name(c, MAX_NAME_BYTES, "a tensor name", &name)) return false;
+    struct tensor_view *t = tensor_index_add(&g->tensors, name);
+    if (!t) return fail_memory(c);
     size_t start = c->at, row_bytes;
     if (!take_shape(c, t) || !take_format(c, t)) return false;
     if (!quant_row_bytes(t->format, t->dims[0], &row_bytes))
@@ -306,14 +307,14 @@ static bool take_tensor(struct cursor *c, struct tensor_view *t, uint64_t *out_o
 /* Where the tensors lie, now that the end of the entries is known. */
 static bool place_tensors(struct cursor *c, struct gguf *g, const uint64_t *offsets, uint64_t alignment)
 {
-    if (!g->n_tensors) return true;
+    if (!g->tensors.n) return true;
     size_t padding = (size_t)((alignment - c->at % alignment) % alignment);
     const uint8_t *ignored;
     if (!take(c, padding, "the padding before the tensor data", &ignored)) return false;
     const size_t data = c->at, data_bytes = left(c);
     uint64_t used = 0;
-    for (size_t i = 0; i < g->n_tensors; i++) {
-        struct tensor_view *t = &g->tensors[i];
+    for (size_t i = 0; i < g->tensors.n; i++) {
+        struct tensor_view *t = &g->tensors.views[i];
         uint64_t offset = offsets[i];
         if (offset % alignment)
             return fail(c, data, "gguf_bad_offset",
@@ -327,6 +328,11 @@ static bool place_tensors(struct cursor *c, struct gguf *g, const uint64_t *offs
                         "tensor %.100s needs %zu bytes at %" PRIu64 ", but the tensor data has only %zu", t->name,
                         t->n_bytes, offset, data_bytes);
         t->bytes = c->file + data + offset;
+        t->matrix = (struct quant_matrix){.format = t->format,
+                                          .rows = t->dims[1] * t->dims[2] * t->dims[3],
+                                          .cols = t->dims[0],
+                                          .bytes = t->bytes,
+                                          .global = 1};
         used = offset + t->n_bytes;
     }
     return true;
@@ -336,12 +342,6 @@ static int compare_values(const void *a, const void *b)
 {
     const struct gguf_value *const *left_value = a, *const *right_value = b;
     return strcmp((*left_value)->key, (*right_value)->key);
-}
-
-static int compare_tensors(const void *a, const void *b)
-{
-    const struct tensor_view *const *left_tensor = a, *const *right_tensor = b;
-    return strcmp((*left_tensor)->name, (*right_tensor)->name);
 }
 
 static bool index_values(struct cursor *c, struct gguf *g)
@@ -358,14 +358,47 @@ static bool index_values(struct cursor *c, struct gguf *g)
 
 static bool index_tensors(struct cursor *c, struct gguf *g)
 {
-    g->by_name = malloc((g->n_tensors + 1) * sizeof *g->by_name);
-    if (!g->by_name) return fail_memory(c);
-    for (size_t i = 0; i < g->n_tensors; i++) g->by_name[i] = &g->tensors[i];
-    qsort(g->by_name, g->n_tensors, sizeof *g->by_name, compare_tensors);
-    for (size_t i = 1; i < g->n_tensors; i++)
-        if (!strcmp(g->by_name[i - 1]->name, g->by_name[i]->name))
-            return fail(c, c->at, "gguf_duplicate", "the tensor %.100s is there twice", g->by_name[i]->name);
-    return true;
+    const char *twin;
+    if (!tensor_index_sort(&g->tensors, &twin)) return fail_memory(c);
+    return !twin || fail(c, c->at, "gguf_duplicate", "the tensor %.100s is there twice", twin);
+}
+
+/* The tensor beside t whose name ends in `suffix` instead of "weight". */
+static const struct tensor_view *companion(const struct gguf *g, const struct tensor_view *t, const char *suffix)
+{
+    static const char own[] = "weight";
+    char name[MAX_NAME_BYTES + 16];
+    size_t len = strlen(t->name);
+    if (len < sizeof own || strcmp(t->name + len - (sizeof own - 1), own)) return NULL;
+    snprintf(name, sizeof name, "%.*s%s", (int)(len - (sizeof own - 1)), t->name, suffix);
+    return tensor_index_find(&g->tensors, name);
+}
+
+/* An NVFP4 matrix X.weight has its factor in X.scale; X.input_scale is of activations, which stay as they are here.
+ * Both then are no tensors of their own. Beside other formats they are left, and refused as unknown. */
+static bool take_companions(struct cursor *c, struct gguf *g)
+{
+    bool *drop = calloc(g->tensors.n + 1, sizeof *drop);
+    bool ok = drop != NULL, any = false;
+    for (size_t i = 0; i < g->tensors.n && ok; i++) {
+        struct tensor_view *t = &g->tensors.views[i];
+        const struct tensor_view *scale = companion(g, t, "scale"), *input = companion(g, t, "input_scale");
+        if (t->format != QUANT_NVFP4) continue;
+        if (input) any = drop[input - g->tensors.views] = true;
+        if (!scale) continue;
+        any = drop[scale - g->tensors.views] = true;
+        if (scale->format != QUANT_F32 || scale->n_bytes != sizeof t->matrix.global) {
+            ok = fail(c, c->at, "gguf_bad_shape", "tensor %.100s is not one number of F32", scale->name);
+            break;
+        }
+        memcpy(&t->matrix.global, scale->bytes, sizeof t->matrix.global);
+        if (!isfinite(t->matrix.global) || t->matrix.global <= 0)
+            ok = fail(c, (size_t)((const uint8_t *)scale->bytes - c->file), "gguf_bad_scale",
+                      "tensor %.100s is %g, not a number above 0", scale->name, (double)t->matrix.global);
+    }
+    if (!drop || (ok && any && !tensor_index_drop(&g->tensors, drop))) ok = fail_memory(c);
+    free(drop);
+    return ok;
 }
 
 static bool take_header(struct cursor *c, uint64_t *out_tensors, uint64_t *out_values)
@@ -420,16 +453,13 @@ static bool take_tensors(struct cursor *c, struct gguf *g, size_t n, uint64_t al
 {
     bool ok = false;
     uint64_t *offsets = calloc(n + 1, sizeof *offsets);
-    g->tensors = calloc(n + 1, sizeof *g->tensors);
-    if (!offsets || !g->tensors) {
+    if (!offsets) {
         fail_memory(c);
         goto done;
     }
-    while (g->n_tensors < n) {
-        size_t i = g->n_tensors++;
-        if (!take_tensor(c, &g->tensors[i], &offsets[i])) goto done;
-    }
-    ok = index_tensors(c, g) && place_tensors(c, g, offsets, alignment);
+    for (size_t i = 0; i < n; i++)
+        if (!take_tensor(c, g, &offsets[i])) goto done;
+    ok = index_tensors(c, g) && place_tensors(c, g, offsets, alignment) && take_companions(c, g);
 done:
     free(offsets);
     return ok;
@@ -448,13 +478,11 @@ enum rc gguf_parse(const void *bytes, size_t n_bytes, const char *source, struct
 
 void gguf_free(struct gguf *g)
 {
-    for (size_t i = 0; i < g->n_tensors; i++) free((void *)(uintptr_t)g->tensors[i].name);
     for (size_t i = 0; i < g->n_values; i++) {
         free(g->values[i].starts);
         free(g->values[i].key);
     }
-    free(g->by_name);
-    free(g->tensors);
+    tensor_index_free(&g->tensors);
     free(g->by_key);
     free(g->values);
     *g = (struct gguf){0};
@@ -466,20 +494,6 @@ const struct gguf_value *gguf_value_find(const struct gguf *g, const char *key)
         size_t middle = low + (high - low) / 2;
         int order = strcmp(key, g->by_key[middle]->key);
         if (!order) return g->by_key[middle];
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return NULL;
-}
-
-const struct tensor_view *gguf_tensor_find(const struct gguf *g, const char *name)
-{
-    for (size_t low = 0, high = g->n_tensors; low < high;) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(name, g->by_name[middle]->name);
-        if (!order) return g->by_name[middle];
         if (order < 0)
             high = middle;
         else

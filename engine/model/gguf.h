@@ -6,6 +6,7 @@
 
 #include "base.h"
 #include "model_file.h"
+#include "tensor_index.h"
 
 enum gguf_type {
     GGUF_U8,
@@ -38,9 +39,7 @@ struct gguf {
     struct gguf_value *values;        /* [n_values], file order */
     const struct gguf_value **by_key; /* [n_values], sorted */
     size_t n_values;
-    struct tensor_view *tensors;        /* [n_tensors], file order */
-    const struct tensor_view **by_name; /* [n_tensors], sorted */
-    size_t n_tensors;
+    struct tensor_index tensors;
 };
 
 /* RC_BAD_INPUT with source and byte when anything is wrong. *out is then empty; otherwise free it with gguf_free. */
@@ -49,7 +48,6 @@ void gguf_free(struct gguf *g); /* an empty one is fine */
 
 /* NULL: absent. */
 const struct gguf_value *gguf_value_find(const struct gguf *g, const char *key);
-const struct tensor_view *gguf_tensor_find(const struct gguf *g, const char *name);
 
 size_t gguf_type_bytes(enum gguf_type t); /* 0 for strings and arrays */
 /* The integer or truth value at p; false when t is neither or the value does not fit. */

@@ -1,11 +1,12 @@
-/* model_config: the numbers of one model, read from its metadata and checked against each other and the tensors. */
+/* model_config: the numbers of one model, read from its metadata (GGUF keys, or config.json) and checked against each other
+ * and the tensors. */
 #ifndef TANDEM_MODEL_CONFIG_H
 #define TANDEM_MODEL_CONFIG_H
 
 #include "base.h"
 #include "model_file.h"
 
-enum model_arch { MODEL_ARCH_LLAMA };
+enum model_arch { MODEL_ARCH_LLAMA, MODEL_ARCH_QWEN2, MODEL_ARCH_QWEN3, MODEL_ARCH_QWEN35 };
 
 enum { MODEL_MAX_LAYERS = 512 };
 
@@ -24,6 +25,20 @@ struct model_config {
     int vocab;          /* rows of the embedding and of the head */
     int context;        /* trained context, tokens */
     bool tied;          /* the head is the embedding */
+    bool qkv_bias;      /* qwen2 */
+    bool qk_norm;       /* RMSNorm of every query and key head: qwen3, qwen35 */
+    bool attn_gate;     /* a query head is [query | gate]: qwen35 */
+
+    /* Hybrid models. gdn_v_heads 0: no layer is Gated DeltaNet. */
+    bool gdn[MODEL_MAX_LAYERS]; /* this layer is Gated DeltaNet, not attention */
+    int gdn_k_heads, gdn_v_heads; /* the former divides the latter */
+    int gdn_k_dim, gdn_v_dim;
+    int conv_width;
+    bool mtp;           /* one multi-token-prediction layer follows; it counts as layer n_layers where layers are named */
+
+    /* What the container's values mean (model_file_layout): HF norms hold w of (1 + w), GGUF's hold 1 + w; GGUF tiles GDN value
+     * heads and stores -exp(A_log). */
+    enum model_layout layout;
 };
 
 /* Reads and checks. Every limit (layers, heads, widths, products) is checked here so that later code need not. */

@@ -1,43 +1,32 @@
 /* model_forward: pre-norm transformer, two sums a layer.
  *
- *   x += sum over ranks of o(attention(rope(qkv(norm(x)))));  x += sum over ranks of down(silu(gate) * up)(norm(x))
+ *   x += sum over ranks of out_proj(mix(in_proj(norm(x))));  x += sum over ranks of down(silu(gate) * up)(norm(x))
  *
- * Decode rows lie before prefill rows in every buffer; an operation whose bits depend on provenance is called once for each
- * of the two parts, the others once for all rows. The head is always computed as a decode row: a picked row's logits do not
- * depend on how its prompt was cut. A rank without attention heads contributes zeros to the first sum, so that every rank
- * adds the same number of terms. */
+ * where mix is attention or Gated DeltaNet. Decode rows lie before prefill rows in every buffer; an operation whose bits
+ * depend on provenance is called once for each of the two parts, the others once for all rows. The head is always computed
+ * as a decode row: a picked row's logits do not depend on how its prompt was cut. A rank without a share of a layer's heads
+ * contributes zeros to its first sum, so that every rank adds the same number of terms.
+ *
+ * Memory of sequences is of two kinds. Keys and values of attention layers lie in pages, which the caller hands out; what
+ * Gated DeltaNet remembers lies in slots (recurrent_state). Layers of either kind are counted apart. */
 #include "model_forward.h"
 
 #include <stdlib.h>
 #include <xxhash.h>
 
 #include "exact_math.h"
+#include "model_forward_impl.h"
 
-struct model_forward {
-    struct model_forward_options o;
-    struct rank_part part;
-    struct kern_attn_shape shape; /* of this rank; n_heads 0: none */
-    struct range vocab_of_rank[MAX_RANKS];
-    int qkv_width, o_width;
-    size_t page_bytes; /* one layer */
-    float *cos_sin_dev;
-    float *x_dev, *h_dev, *qkv_dev, *o_dev, *gate_up_dev, *act_dev, *partial_dev;
-    float *pick_x_dev, *pick_h_dev, *pick_logits_dev;
-    float *logits;        /* host [max_picks][vocab] */
-    float *pick_logits;   /* host [max_picks][vocab part] */
-    uint64_t *row_hashes; /* [max_rows] */
-    uint64_t *hidden_hashes, *logits_hashes; /* [max_picks] */
-    void **kv_dev;        /* [n_layers] */
-};
+/* ---- open and close ---- */
 
-static enum rc alloc_floats(struct model_forward *f, size_t rows, size_t width, float **out, struct err *e)
+enum rc forward_alloc(struct model_forward *f, size_t rows, size_t width, float **out_dev, struct err *e)
 {
     size_t n;
     if (!size_mul(rows, width, &n) || !size_mul(n, sizeof(float), &n))
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "too_large", "a work buffer of %zu x %zu floats is too large", rows, width);
     void *dev = NULL;
     enum rc rc = n ? f->o.kern->buffer_alloc(f->o.kern, n, &dev, e) : RC_OK;
-    *out = dev;
+    *out_dev = dev;
     return rc;
 }
 
@@ -46,7 +35,7 @@ static enum rc make_rope_table(struct model_forward *f, struct err *e)
 {
     const struct model_config *c = f->o.config;
     size_t half = (size_t)c->rope_dim / 2, n = (size_t)f->o.context * half * 2;
-    enum rc rc = alloc_floats(f, n, 1, &f->cos_sin_dev, e);
+    enum rc rc = forward_alloc(f, n, 1, &f->cos_sin_dev, e);
     float *host = rc == RC_OK ? malloc(n * sizeof *host) : NULL;
     if (!host) return rc == RC_OK ? err_no_memory(e) : rc;
     double log_theta = exact_log(c->rope_theta);
@@ -64,30 +53,80 @@ static enum rc make_rope_table(struct model_forward *f, struct err *e)
     return RC_OK;
 }
 
+static int gdn_layers(const struct model_config *c)
+{
+    int n = 0;
+    for (int l = 0; l < c->n_layers; l++) n += c->gdn[l];
+    return n;
+}
+
+static void make_shapes(struct model_forward *f)
+{
+    const struct model_config *c = f->o.config;
+    f->part = f->o.partition->part[f->o.comm->rank];
+    f->attn = (struct kern_attn_shape){
+        .n_heads = f->part.q_heads.count,
+        .n_kv_heads = f->part.kv_heads.count,
+        .head_dim = c->head_dim,
+        .rope_dim = c->rope_dim,
+        .rope_adjacent = c->rope_adjacent,
+        .kv = f->o.kv,
+        .gated = c->attn_gate,
+    };
+    f->gdn = (struct kern_gdn_shape){
+        .k_heads = f->part.gdn_k_heads.count,
+        .v_heads = f->part.gdn_v_heads.count,
+        .k_dim = c->gdn_k_dim,
+        .v_dim = c->gdn_v_dim,
+        .conv_width = c->conv_width,
+        .norm_eps = c->rms_eps,
+    };
+    f->qkv_width = ((c->attn_gate ? 2 : 1) * f->attn.n_heads + 2 * f->attn.n_kv_heads) * c->head_dim;
+    f->gdn_width = kern_gdn_width(&f->gdn);
+    f->n_kv = c->n_layers - gdn_layers(c) + f->o.mtp;
+    for (int r = 0; r < f->o.partition->ranks; r++) f->vocab_of_rank[r] = f->o.partition->part[r].vocab;
+}
+
 static enum rc alloc_kv(struct model_forward *f, struct err *e)
 {
-    f->kv_dev = calloc((size_t)f->o.config->n_layers, sizeof *f->kv_dev);
+    f->kv_dev = calloc((size_t)f->n_kv + 1, sizeof *f->kv_dev);
     if (!f->kv_dev) return err_no_memory(e);
-    if (!f->shape.n_heads) return RC_OK;
-    f->page_bytes = f->o.kern->kv_page_bytes(&f->shape);
+    if (!f->attn.n_heads) return RC_OK;
+    f->page_bytes = f->o.kern->kv_page_bytes(&f->attn);
     size_t n;
     if (!size_mul(f->page_bytes, (size_t)f->o.kv_pages, &n))
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "kv_too_large", "%d KV pages are too many", f->o.kv_pages);
     enum rc rc = RC_OK;
-    for (int l = 0; l < f->o.config->n_layers && rc == RC_OK; l++)
-        rc = f->o.kern->buffer_alloc(f->o.kern, n, &f->kv_dev[l], e);
+    for (int i = 0; i < f->n_kv && rc == RC_OK; i++) rc = f->o.kern->buffer_alloc(f->o.kern, n, &f->kv_dev[i], e);
     return rc;
 }
+
+static enum rc alloc_slots(struct model_forward *f, struct err *e)
+{
+    const struct recurrent_options o = {
+        .kern = f->o.kern,
+        .shape = f->gdn,
+        .n_layers = gdn_layers(f->o.config),
+        .slots = f->o.slots,
+        .hidden = f->o.mtp ? f->o.config->hidden : 0,
+        .replay = f->o.max_drafts > 0,
+    };
+    f->gdn_segments = calloc((size_t)f->o.slots + 1, sizeof *f->gdn_segments);
+    return f->gdn_segments ? recurrent_state_open(&o, &f->slots, e) : err_no_memory(e);
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static enum rc alloc_work(struct model_forward *f, struct err *e)
 {
     const struct model_config *c = f->o.config;
     size_t rows = (size_t)f->o.max_rows, picks = (size_t)f->o.max_picks, hidden = (size_t)c->hidden;
+    size_t heads = (size_t)(f->attn.n_heads * f->attn.head_dim), values = (size_t)(f->gdn.v_heads * f->gdn.v_dim);
     const struct { size_t rows, width; float **out; } buffers[] = {
         {rows, hidden, &f->x_dev},
         {rows, hidden, &f->h_dev},
-        {rows, (size_t)f->qkv_width, &f->qkv_dev},
-        {rows, (size_t)f->o_width, &f->o_dev},
+        {rows, larger((size_t)f->qkv_width, (size_t)f->gdn_width), &f->in_dev},
+        {rows, larger(heads, values), &f->mix_dev},
         {rows, 2 * (size_t)f->part.ffn.count, &f->gate_up_dev},
         {rows, (size_t)f->part.ffn.count, &f->act_dev},
         {rows, hidden, &f->partial_dev},
@@ -97,7 +136,7 @@ static enum rc alloc_work(struct model_forward *f, struct err *e)
     };
     enum rc rc = RC_OK;
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0] && rc == RC_OK; i++)
-        rc = alloc_floats(f, buffers[i].rows, buffers[i].width, buffers[i].out, e);
+        rc = forward_alloc(f, buffers[i].rows, buffers[i].width, buffers[i].out, e);
     if (rc != RC_OK) return rc;
     f->logits = malloc(picks * (size_t)c->vocab * sizeof *f->logits);
     f->pick_logits = malloc(picks * (size_t)f->part.vocab.count * sizeof *f->pick_logits);
@@ -108,27 +147,28 @@ static enum rc alloc_work(struct model_forward *f, struct err *e)
     return ok ? RC_OK : err_no_memory(e);
 }
 
+static enum rc check_options(const struct model_forward_options *o, struct err *e)
+{
+    const char *wrong = NULL;
+    if (o->mtp && !o->weights->mtp) wrong = "no MTP layer was loaded";
+    else if (o->max_drafts < 0 || o->max_drafts > KERN_MAX_DRAFTS) wrong = "drafts of a round are out of range";
+    else if ((o->mtp || o->config->gdn_v_heads) && o->slots < 1) wrong = "a hybrid model needs a slot for each sequence";
+    return wrong ? err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "bad_option", "%s", wrong) : RC_OK;
+}
+
 enum rc model_forward_open(const struct model_forward_options *o, struct model_forward **out, struct err *e)
 {
-    const struct model_config *c = o->config;
+    enum rc rc = check_options(o, e);
+    if (rc != RC_OK) return rc;
     struct model_forward *f = calloc(1, sizeof *f);
     if (!f) return err_no_memory(e);
     f->o = *o;
-    f->part = o->partition->part[o->comm->rank];
-    f->shape = (struct kern_attn_shape){
-        .n_heads = f->part.q_heads.count,
-        .n_kv_heads = f->part.kv_heads.count,
-        .head_dim = c->head_dim,
-        .rope_dim = c->rope_dim,
-        .rope_adjacent = c->rope_adjacent,
-        .kv = o->kv,
-    };
-    f->o_width = f->shape.n_heads * c->head_dim;
-    f->qkv_width = (f->shape.n_heads + 2 * f->shape.n_kv_heads) * c->head_dim;
-    for (int r = 0; r < o->partition->ranks; r++) f->vocab_of_rank[r] = o->partition->part[r].vocab;
-    enum rc rc = make_rope_table(f, e);
+    make_shapes(f);
+    rc = make_rope_table(f, e);
     if (rc == RC_OK) rc = alloc_kv(f, e);
+    if (rc == RC_OK) rc = alloc_slots(f, e);
     if (rc == RC_OK) rc = alloc_work(f, e);
+    if (rc == RC_OK && o->mtp) rc = model_mtp_open(f, e);
     if (rc == RC_OK) *out = f;
     else model_forward_close(f);
     return rc;
@@ -138,11 +178,14 @@ void model_forward_close(struct model_forward *f)
 {
     if (!f) return;
     struct kern *k = f->o.kern;
-    void *const buffers[] = {f->cos_sin_dev, f->x_dev,       f->h_dev,      f->qkv_dev,    f->o_dev,          f->gate_up_dev,
+    void *const buffers[] = {f->cos_sin_dev, f->x_dev,       f->h_dev,      f->in_dev,     f->mix_dev,        f->gate_up_dev,
                              f->act_dev,     f->partial_dev, f->pick_x_dev, f->pick_h_dev, f->pick_logits_dev};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) k->buffer_free(k, buffers[i]);
-    for (int l = 0; f->kv_dev && l < f->o.config->n_layers; l++) k->buffer_free(k, f->kv_dev[l]);
+    for (int i = 0; f->kv_dev && i < f->n_kv; i++) k->buffer_free(k, f->kv_dev[i]);
+    model_mtp_close(f);
+    recurrent_state_close(&f->slots);
     free(f->kv_dev);
+    free(f->gdn_segments);
     free(f->logits);
     free(f->pick_logits);
     free(f->row_hashes);
@@ -151,28 +194,58 @@ void model_forward_close(struct model_forward *f)
     free(f);
 }
 
-/* y = x W^T over all rows of the batch, each part by its provenance. */
-static void linear(struct model_forward *f, const struct forward_batch *b, const struct kern_weight *w, const float *x,
-                   int x_width, float *y, int y_width)
+/* ---- a step ---- */
+
+void forward_linear(struct model_forward *f, const struct forward_batch *b, const struct kern_weight *w, const float *x_dev,
+                    int x_width, float *y_dev, int y_width)
 {
     struct kern *k = f->o.kern;
     size_t d = (size_t)b->decode_rows;
-    if (b->decode_rows) k->linear(k, w, KERN_DECODE, x, b->decode_rows, y);
+    if (b->decode_rows) k->linear(k, w, KERN_DECODE, x_dev, b->decode_rows, y_dev);
     if (b->rows > b->decode_rows)
-        k->linear(k, w, KERN_PREFILL, x + d * (size_t)x_width, b->rows - b->decode_rows, y + d * (size_t)y_width);
+        k->linear(k, w, KERN_PREFILL, x_dev + d * (size_t)x_width, b->rows - b->decode_rows, y_dev + d * (size_t)y_width);
 }
 
-static void attention(struct model_forward *f, const struct forward_batch *b, struct kern_kv_layer kv)
+/* in_dev to mix_dev. */
+static void attention(struct model_forward *f, const struct forward_batch *b, const struct model_layer *l, int index)
 {
     struct kern *k = f->o.kern;
     int n_decode = b->n_decode_segments, n_prefill = b->n_segments - n_decode;
-    k->rope_kv_append(k, &f->shape, b->segments, b->n_segments, f->cos_sin_dev, f->qkv_dev, kv);
-    if (n_decode) k->attention(k, &f->shape, KERN_DECODE, b->segments, n_decode, f->qkv_dev, kv, f->o_dev);
+    const struct kern_kv_layer kv = {f->kv_dev[index], f->page_bytes};
+    const struct kern_attn_weights w = {l->bias_dev, l->q_norm_dev, l->k_norm_dev, f->o.config->rms_eps};
+    k->rope_kv_append(k, &f->attn, &w, b->segments, b->n_segments, f->cos_sin_dev, f->in_dev, kv);
+    if (n_decode) k->attention(k, &f->attn, KERN_DECODE, b->segments, n_decode, f->in_dev, kv, f->mix_dev);
     if (n_prefill)
-        k->attention(k, &f->shape, KERN_PREFILL, b->segments + n_decode, n_prefill, f->qkv_dev, kv, f->o_dev);
+        k->attention(k, &f->attn, KERN_PREFILL, b->segments + n_decode, n_prefill, f->in_dev, kv, f->mix_dev);
 }
 
-static enum rc layer_step(struct model_forward *f, const struct forward_batch *b, int layer, struct err *e)
+static struct kern_gdn_weights gdn_weights(const struct model_layer *l)
+{
+    return (struct kern_gdn_weights){l->conv_dev, l->a_dev, l->dt_dev, l->gdn_norm_dev};
+}
+
+/* in_dev to mix_dev. */
+static void gated_deltanet(struct model_forward *f, const struct forward_batch *b, const struct model_layer *l, int index)
+{
+    struct kern *k = f->o.kern;
+    int n_decode = b->n_decode_segments, n_prefill = b->n_segments - n_decode;
+    const struct kern_gdn_weights w = gdn_weights(l);
+    for (int i = 0; i < b->n_segments; i++) {
+        const struct kern_segment *s = &b->segments[i];
+        bool drafts = i < n_decode && s->rows > 1;
+        f->gdn_segments[i] = (struct kern_gdn_segment){
+            .row_first = s->row_first,
+            .rows = s->rows,
+            .position_first = s->position_first,
+            .state_dev = recurrent_state_of(&f->slots, b->slots[i], index),
+            .replay_dev = drafts ? recurrent_replay_of(&f->slots, b->slots[i], index) : NULL,
+        };
+    }
+    if (n_decode) k->gdn(k, &f->gdn, &w, KERN_DECODE, f->gdn_segments, n_decode, f->in_dev, f->mix_dev);
+    if (n_prefill) k->gdn(k, &f->gdn, &w, KERN_PREFILL, f->gdn_segments + n_decode, n_prefill, f->in_dev, f->mix_dev);
+}
+
+enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, struct err *e)
 {
     const struct model_layer *l = &f->o.weights->layers[layer];
     struct kern *k = f->o.kern;
@@ -182,11 +255,13 @@ static enum rc layer_step(struct model_forward *f, const struct forward_batch *b
     size_t n = (size_t)b->rows * (size_t)hidden;
 
     const float *partial = NULL;
-    if (f->shape.n_heads) {
-        k->rms_norm(k, f->x_dev, l->attn_norm_dev, b->rows, hidden, eps, f->h_dev);
-        linear(f, b, l->qkv, f->h_dev, hidden, f->qkv_dev, f->qkv_width);
-        attention(f, b, (struct kern_kv_layer){f->kv_dev[layer], f->page_bytes});
-        linear(f, b, l->o, f->o_dev, f->o_width, f->partial_dev, hidden);
+    if (l->in_proj) {
+        int mix_width = l->gdn ? f->gdn.v_heads * f->gdn.v_dim : f->attn.n_heads * f->attn.head_dim;
+        k->rms_norm(k, f->x_dev, l->mix_norm_dev, b->rows, hidden, eps, f->h_dev);
+        forward_linear(f, b, l->in_proj, f->h_dev, hidden, f->in_dev, l->gdn ? f->gdn_width : f->qkv_width);
+        if (l->gdn) gated_deltanet(f, b, l, index);
+        else attention(f, b, l, index);
+        forward_linear(f, b, l->out_proj, f->mix_dev, mix_width, f->partial_dev, hidden);
         partial = f->partial_dev;
     }
     enum rc rc = c->all_reduce_add(c, partial, f->x_dev, n, e);
@@ -194,14 +269,23 @@ static enum rc layer_step(struct model_forward *f, const struct forward_batch *b
     f->o.on_layer(f->o.on_layer_ctx, layer, f->x_dev, b->rows);
 
     k->rms_norm(k, f->x_dev, l->ffn_norm_dev, b->rows, hidden, eps, f->h_dev);
-    linear(f, b, l->gate_up, f->h_dev, hidden, f->gate_up_dev, 2 * ffn);
+    forward_linear(f, b, l->gate_up, f->h_dev, hidden, f->gate_up_dev, 2 * ffn);
     k->swiglu(k, f->gate_up_dev, b->rows, ffn, f->act_dev);
-    linear(f, b, l->down, f->act_dev, ffn, f->partial_dev, hidden);
+    forward_linear(f, b, l->down, f->act_dev, ffn, f->partial_dev, hidden);
     return c->all_reduce_add(c, f->partial_dev, f->x_dev, n, e);
 }
 
-/* Normed rows, this rank's share of the vocabulary, then everybody's. */
-static enum rc head_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
+enum rc forward_head(struct model_forward *f, const float *normed_dev, int n, float *logits, struct err *e)
+{
+    struct kern *k = f->o.kern;
+    struct comm *c = f->o.comm;
+    k->linear(k, f->o.weights->head, KERN_DECODE, normed_dev, n, f->pick_logits_dev);
+    k->to_host(k, f->pick_logits, f->pick_logits_dev, (size_t)n * (size_t)f->part.vocab.count * sizeof(float));
+    return c->all_gather_columns(c, f->pick_logits, n, f->vocab_of_rank, f->o.config->vocab, logits, e);
+}
+
+/* Normed rows of the picks, and their logits. A row's norm has the same bits alone and among all rows. */
+static enum rc pick_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
     struct kern *k = f->o.kern;
     const struct model_config *c = f->o.config;
@@ -209,25 +293,34 @@ static enum rc head_step(struct model_forward *f, const struct forward_batch *b,
     for (int i = 0; i < b->n_picks; i++)
         k->copy(k, f->pick_x_dev + (size_t)i * hidden, f->x_dev + (size_t)b->picks[i] * hidden, hidden * sizeof(float));
     k->rms_norm(k, f->pick_x_dev, f->o.weights->out_norm_dev, b->n_picks, c->hidden, c->rms_eps, f->pick_h_dev);
-    k->linear(k, f->o.weights->head, KERN_DECODE, f->pick_h_dev, b->n_picks, f->pick_logits_dev);
     if (f->o.trace) k->hash_rows(k, f->pick_h_dev, b->n_picks, c->hidden, f->hidden_hashes);
-    k->to_host(k, f->pick_logits, f->pick_logits_dev, (size_t)b->n_picks * (size_t)f->part.vocab.count * sizeof(float));
-    enum rc rc = f->o.comm->all_gather_columns(f->o.comm, f->pick_logits, b->n_picks, f->vocab_of_rank, c->vocab,
-                                               f->logits, e);
+    enum rc rc = forward_head(f, f->pick_h_dev, b->n_picks, f->logits, e);
     for (int i = 0; i < b->n_picks && rc == RC_OK && f->o.trace; i++)
         f->logits_hashes[i] = XXH3_64bits(model_forward_logits(f, i), (size_t)c->vocab * sizeof(float));
     return rc;
 }
 
+enum rc forward_check(const struct model_forward *f, const struct forward_batch *b, struct err *e)
+{
+    bool slots_used = f->o.mtp || f->o.config->gdn_v_heads;
+    if (b->rows <= f->o.max_rows && b->n_picks <= f->o.max_picks && (!slots_used || b->n_segments <= f->o.slots)) return RC_OK;
+    return err_set(e, RC_FATAL, EXIT_INTERNAL, "batch_too_large", "a step of %d rows, %d picks and %d segments", b->rows,
+                   b->n_picks, b->n_segments);
+}
+
 enum rc model_forward_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
     struct kern *k = f->o.kern;
+    const struct model_config *c = f->o.config;
+    enum rc rc = forward_check(f, b, e);
+    if (rc != RC_OK) return rc;
     k->embed(k, &f->o.weights->embedding, b->tokens, b->rows, f->x_dev);
-    enum rc rc = RC_OK;
-    for (int l = 0; l < f->o.config->n_layers && rc == RC_OK; l++) rc = layer_step(f, b, l, e);
-    if (rc == RC_OK) k->hash_rows(k, f->x_dev, b->rows, f->o.config->hidden, f->row_hashes);
-    if (rc == RC_OK && b->n_picks) rc = head_step(f, b, e);
-    return rc;
+    for (int l = 0, n_attention = 0, n_gdn = 0; l < c->n_layers && rc == RC_OK; l++)
+        rc = forward_layer(f, b, l, c->gdn[l] ? n_gdn++ : n_attention++, e);
+    if (rc != RC_OK) return rc;
+    k->hash_rows(k, f->x_dev, b->rows, c->hidden, f->row_hashes);
+    if (f->o.mtp) k->rms_norm(k, f->x_dev, f->o.weights->out_norm_dev, b->rows, c->hidden, c->rms_eps, f->normed_dev);
+    return b->n_picks ? pick_step(f, b, e) : RC_OK;
 }
 
 const uint64_t *model_forward_row_hashes(const struct model_forward *f) { return f->row_hashes; }
@@ -241,23 +334,54 @@ uint64_t model_forward_hidden_hash(const struct model_forward *f, int pick) { re
 
 uint64_t model_forward_logits_hash(const struct model_forward *f, int pick) { return f->logits_hashes[pick]; }
 
-size_t model_forward_page_bytes(const struct model_forward *f)
+/* ---- slots ---- */
+
+void model_forward_clear_slot(struct model_forward *f, int slot)
 {
-    return f->page_bytes * (size_t)f->o.config->n_layers;
+    if (f->o.slots) recurrent_state_clear(&f->slots, slot);
 }
+
+void model_forward_accept(struct model_forward *f, int slot, int accepted)
+{
+    struct kern *k = f->o.kern;
+    const struct model_config *c = f->o.config;
+    if (!accepted || !f->gdn.k_heads) return;
+    for (int l = 0, n_gdn = 0; l < c->n_layers; l++) {
+        if (!c->gdn[l]) continue;
+        const struct kern_gdn_weights w = gdn_weights(&f->o.weights->layers[l]);
+        k->gdn_replay(k, &f->gdn, &w, recurrent_state_of(&f->slots, slot, n_gdn), recurrent_replay_of(&f->slots, slot, n_gdn),
+                      accepted);
+        n_gdn++;
+    }
+}
+
+size_t model_forward_slot_bytes(const struct model_forward *f) { return recurrent_slot_bytes(&f->slots); }
+
+void model_forward_save_slot(struct model_forward *f, int slot, void *host) { recurrent_state_save(&f->slots, slot, host); }
+
+void model_forward_load_slot(struct model_forward *f, int slot, const void *host)
+{
+    recurrent_state_load(&f->slots, slot, host);
+}
+
+size_t model_forward_state_bytes(const struct model_forward *f) { return recurrent_state_bytes(&f->slots); }
+
+/* ---- pages ---- */
+
+size_t model_forward_page_bytes(const struct model_forward *f) { return f->page_bytes * (size_t)f->n_kv; }
 
 void model_forward_save_page(struct model_forward *f, int32_t page, void *host)
 {
-    for (int l = 0; l < f->o.config->n_layers && f->page_bytes; l++)
-        f->o.kern->to_host(f->o.kern, (char *)host + (size_t)l * f->page_bytes,
-                           (char *)f->kv_dev[l] + (size_t)page * f->page_bytes, f->page_bytes);
+    for (int i = 0; i < f->n_kv && f->page_bytes; i++)
+        f->o.kern->to_host(f->o.kern, (char *)host + (size_t)i * f->page_bytes,
+                           (char *)f->kv_dev[i] + (size_t)page * f->page_bytes, f->page_bytes);
 }
 
 void model_forward_load_page(struct model_forward *f, int32_t page, const void *host)
 {
-    for (int l = 0; l < f->o.config->n_layers && f->page_bytes; l++)
-        f->o.kern->to_dev(f->o.kern, (char *)f->kv_dev[l] + (size_t)page * f->page_bytes,
-                          (const char *)host + (size_t)l * f->page_bytes, f->page_bytes);
+    for (int i = 0; i < f->n_kv && f->page_bytes; i++)
+        f->o.kern->to_dev(f->o.kern, (char *)f->kv_dev[i] + (size_t)page * f->page_bytes,
+                          (const char *)host + (size_t)i * f->page_bytes, f->page_bytes);
 }
 
 size_t model_forward_kv_bytes(const struct model_forward *f)

@@ -1,4 +1,5 @@
-/* model_forward: the order of a step's operations, the same for every backend and rank count.
+/* model_forward: the order of a step's operations, the same for every backend and rank count: attention layers, Gated DeltaNet
+ * layers and the multi-token-prediction layer.
  *
  * Takes a ragged batch (segments of consecutive positions), leaves the final residual rows and, for the rows that ask for
  * it, the normed hidden row and the full vocabulary's logits on every rank. Calls kern and comm only. */
@@ -23,6 +24,9 @@ struct model_forward_options {
     int max_picks;    /* rows of a step that want logits */
     int kv_pages;
     enum kv_format kv;
+    int slots;        /* sequences that run at once: each has a slot for what is not paged */
+    bool mtp;         /* keep final hidden rows and run the MTP layer; the model must have one */
+    int max_drafts;   /* most drafted rows of a decode segment, 0..KERN_MAX_DRAFTS */
     bool trace;       /* hash hidden rows and logits of picks */
     /* Called after the attention sum of every layer; x_dev[rows][hidden] is the residual stream. */
     void (*on_layer)(void *ctx, int layer, float *x_dev, int rows);
@@ -35,7 +39,8 @@ struct forward_batch {
     const int32_t *tokens;              /* [rows] */
     int rows, decode_rows;              /* decode rows come first */
     const struct kern_segment *segments; /* decode segments first; row_first relative to the batch */
-    int n_segments, n_decode_segments;
+    const int *slots;                   /* [n_segments] the slot of the segment's sequence */
+    int n_segments, n_decode_segments;  /* a decode segment has 1 + drafts rows */
     const int *picks;                   /* rows that want logits */
     int n_picks;
 };
@@ -50,10 +55,49 @@ float *model_forward_logits(struct model_forward *f, int pick);
 uint64_t model_forward_hidden_hash(const struct model_forward *f, int pick);
 uint64_t model_forward_logits_hash(const struct model_forward *f, int pick);
 
-/* KV of one page over all layers, for preemption. */
+/* ---- slots: recurrent state, convolution history, replay rows, kept hidden rows of one running sequence ---- */
+
+/* For a sequence at position 0. */
+void model_forward_clear_slot(struct model_forward *f, int slot);
+/* After a decode segment of 1 + drafts rows, of which `accepted` drafts turned out right: brings the recurrent state of every
+ * layer to the position after the last right row. Nothing to do for accepted == 0 or attention-only models. */
+void model_forward_accept(struct model_forward *f, int slot, int accepted);
+/* Everything of a slot, for preemption and snapshots; bit for bit. Between steps, once drafts are decided: replay rows are not
+ * saved. */
+size_t model_forward_slot_bytes(const struct model_forward *f);
+void model_forward_save_slot(struct model_forward *f, int slot, void *host);
+void model_forward_load_slot(struct model_forward *f, int slot, const void *host);
+
+/* ---- multi-token prediction (with the mtp option only) ---- */
+
+/* MTP row p pairs the target's final-normed hidden row of position p with the token at p + 1 and predicts the token at p + 2.
+ * Its keys and values lie in the sequence's own pages (one more layer), at position p. */
+
+/* Keeps hidden rows [row, row + n) of the last model_forward_step in the slot, after those it already keeps; at most
+ * KERN_MAX_DRAFTS + 1 in all. */
+void model_forward_keep_hidden(struct model_forward *f, int slot, int row, int n);
+int model_forward_kept_hidden(const struct model_forward *f, int slot);
+
+struct mtp_batch {
+    struct forward_batch rows; /* tokens[i]: the token at p + 1 of row i. Provenances as in a forward batch */
+    enum mtp_hidden {
+        MTP_HIDDEN_STEP,   /* row i uses hidden row source[i] of the last model_forward_step */
+        MTP_HIDDEN_KEPT,   /* each segment uses its slot's kept rows, from the first on, which are then dropped */
+        MTP_HIDDEN_CHAINED /* row i uses the MTP's own output of pick source[i] of the last model_forward_mtp */
+    } hidden;
+    const int *source;     /* [rows]; not of MTP_HIDDEN_KEPT */
+};
+/* Picks get draft logits, below. */
+enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, struct err *e);
+float *model_forward_mtp_logits(struct model_forward *f, int pick); /* host [vocab]; may be overwritten by the caller */
+
+/* ---- pages ---- */
+
+/* KV of one page over all layers (the MTP layer included), for preemption and snapshots. */
 size_t model_forward_page_bytes(const struct model_forward *f);
 void model_forward_save_page(struct model_forward *f, int32_t page, void *host);
 void model_forward_load_page(struct model_forward *f, int32_t page, const void *host);
-size_t model_forward_kv_bytes(const struct model_forward *f);
+size_t model_forward_kv_bytes(const struct model_forward *f);    /* all pages */
+size_t model_forward_state_bytes(const struct model_forward *f); /* all slots */
 
 #endif

@@ -1,9 +1,9 @@
 /* partition: cuts heads, FFN columns and vocabulary rows into one range a rank.
  *
- * KV heads are dealt as evenly as they go, the first ranks taking one more, and take their query heads along; a rank may
- * get none. FFN columns come in steps, the smallest cut that a stored block allows, dealt evenly, the last ranks taking one
- * more: those with fewer heads. Vocabulary rows come in blocks of 16, dealt evenly. Where a width is no multiple of its
- * step the short last piece is the last rank's.
+ * KV heads are dealt as evenly as they go, the first ranks taking one more, and take their query heads along; so are the key
+ * heads of Gated DeltaNet with their value heads. A rank may get none of either. FFN columns come in steps, the smallest cut
+ * that a stored block allows, dealt evenly, the last ranks taking one more: those with fewer heads. Vocabulary rows come in
+ * blocks of 16, dealt evenly. Where a width is no multiple of its step the short last piece is the last rank's.
  *
  * A rank with fewer heads does not get more FFN for it. Every layer ends its attention and its MLP with a sum that all
  * ranks wait for, so what counts is the slowest rank of each half, never a rank's total. */
@@ -56,6 +56,10 @@ enum rc partition_make(const struct model_config *c, int ranks, int ffn_step, st
         struct rank_part *part = &p.part[r];
         part->kv_heads = deal(c->n_kv_heads, ranks, r);
         part->q_heads = scale_range(part->kv_heads, c->n_heads / c->n_kv_heads, c->n_heads);
+        if (c->gdn_v_heads) {
+            part->gdn_k_heads = deal(c->gdn_k_heads, ranks, r);
+            part->gdn_v_heads = scale_range(part->gdn_k_heads, c->gdn_v_heads / c->gdn_k_heads, c->gdn_v_heads);
+        }
         part->vocab = scale_range(deal(vocab_blocks, ranks, r), VOCAB_BLOCK, c->vocab);
         part->ffn = scale_range(deal_last(ffn_steps, ranks, r), ffn_step, c->ffn);
     }
@@ -75,9 +79,20 @@ uint64_t partition_digest(const struct partition *p)
     uint64_t hash = mix(0x7061727469746e31u, p->ranks);
     for (int r = 0; r < p->ranks; r++) {
         const struct rank_part *part = &p->part[r];
-        const struct range *ranges[] = {&part->q_heads, &part->kv_heads, &part->ffn, &part->vocab};
+        const struct range *ranges[] = {&part->q_heads,     &part->kv_heads, &part->gdn_k_heads,
+                                       &part->gdn_v_heads, &part->ffn,      &part->vocab};
         for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
             hash = mix(mix(hash, ranges[i]->first), ranges[i]->count);
     }
     return hash;
+}
+
+enum rc partition_check(const struct partition *p, const struct model_file *m, struct err *e)
+{
+    uint64_t cut;
+    if (!model_file_cut(m, &cut) || cut == partition_digest(p)) return RC_OK;
+    enum rc rc = err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "shard_partition",
+                         "this model was cut for ranks that share it otherwise than %d ranks of this program; cut it again", p->ranks);
+    err_place(e, model_file_path(m), 0, 0, 0);
+    return rc;
 }

@@ -1,7 +1,8 @@
 /* partition: who owns what, as explicit ranges, never n / ranks.
  *
- * KV heads go with their query heads; FFN columns are cut at multiples of ffn_step; vocabulary rows at multiples of 16.
- * Each is dealt as evenly as it goes: of heads and vocabulary the first ranks take the larger share, of the FFN the last. */
+ * KV heads go with their query heads, GDN's key heads with their value heads; FFN columns are cut at multiples of ffn_step;
+ * vocabulary rows at multiples of 16. Each is dealt as evenly as it goes: of heads and vocabulary the first ranks take the
+ * larger share, of the FFN the last. */
 #ifndef TANDEM_PARTITION_H
 #define TANDEM_PARTITION_H
 
@@ -16,11 +17,14 @@ struct range {
 struct rank_part {
     struct range q_heads;
     struct range kv_heads;
+    struct range gdn_k_heads; /* with their value heads; both empty in models without GDN */
+    struct range gdn_v_heads;
     struct range ffn;
     struct range vocab;
 };
 
-/* The smallest cut of FFN columns: one group of every quantized format. */
+/* The smallest cut of FFN columns: whole groups of every format, the wide groups of FP8 and 8-bit weights apart, whose scales
+ * are those of the whole matrix wherever it is cut. */
 enum { PARTITION_FFN_STEP = 32 };
 
 struct partition {
@@ -33,5 +37,7 @@ struct partition {
 enum rc partition_make(const struct model_config *c, int ranks, int ffn_step, struct partition *out, struct err *e);
 /* Hash over ranks and all ranges, for the hello and the identity. */
 uint64_t partition_digest(const struct partition *p);
+/* A model that was cut for ranks must have been cut like this: RC_BAD_INPUT, EXIT_UNAVAILABLE. */
+enum rc partition_check(const struct partition *p, const struct model_file *m, struct err *e);
 
 #endif

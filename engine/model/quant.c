@@ -1,4 +1,4 @@
-/* quant: the eleven stored number formats and their exact decoding.
+/* quant: the stored number formats and their exact decoding.
  *
  * Every block format is unpacked by one function into the same picture: integer codes, one float32 scale per group of
  * 16 or 32 codes and, for formats that have one, one float32 minimum per group. Both public views are made from it:
@@ -14,20 +14,29 @@
  * operation changes nothing, and that -offset * scale (offset 8, 16 or 32) is exact as well. Factors of 0, of either
  * sign, keep the sign of zero that ggml gives; factors that are not finite give NaN or infinities, as there.
  *
+ * E2M1 codes are small integers once doubled, so these formats fit the same picture. Their scales are E4M3 (4 significant
+ * bits) or E8M0 (1); with the factor of the matrix a group's scale has 24, and a value is one rounded product. Formats of
+ * safetensors keep their scales beside the codes, in a grid; the matrix functions at the end put both together.
+ *
  * Integers are stored little-endian; so is the host, checked below. */
 #include "quant.h"
 
+#include <assert.h>
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "model files are read in place, little-endian");
 
 enum { MAX_BLOCK_VALUES = 256, MAX_BLOCK_GROUPS = 16 };
 
-/* One block, unpacked. min is set by formats with a minimum only. */
+/* One block, unpacked. min is set by formats with a minimum only, scale_byte by E2M1 formats only; their codes are the
+ * stored four bits. */
 struct block {
     int8_t code[MAX_BLOCK_VALUES];
     float scale[MAX_BLOCK_GROUPS];
     float min[MAX_BLOCK_GROUPS];
+    uint8_t scale_byte[MAX_BLOCK_GROUPS];
 };
 
 struct format {
@@ -38,6 +47,7 @@ struct format {
     int code_bits;
     int offset; /* subtracted from a code; formats without a minimum */
     bool has_min;
+    bool e2m1; /* codes are looked up */
     void (*unpack)(const uint8_t *bytes, struct block *out);
 };
 
@@ -156,18 +166,45 @@ static void unpack_q6_k(const uint8_t *p, struct block *b)
             }
 }
 
+static void unpack_mxfp4(const uint8_t *p, struct block *b)
+{
+    b->scale_byte[0] = p[0];
+    b->scale[0] = quant_e8m0_to_f32(p[0]);
+    unpack_nibbles(p + 1, b->code);
+}
+
+/* Four groups: their scales, then 8 bytes for each, which hold values 0..7 in the low halves, 8..15 in the high ones. The
+ * scales are unsigned: ggml does not look at their highest bit. */
+static void unpack_nvfp4(const uint8_t *p, struct block *b)
+{
+    for (int g = 0; g < 4; g++) {
+        const uint8_t *qs = p + 4 + 8 * g;
+        b->scale_byte[g] = p[g] & 0x7f;
+        b->scale[g] = quant_e4m3_to_f32(b->scale_byte[g]);
+        for (int j = 0; j < 8; j++) {
+            b->code[16 * g + j] = (int8_t)(qs[j] & 15);
+            b->code[16 * g + 8 + j] = (int8_t)(qs[j] >> 4);
+        }
+    }
+}
+
 static const struct format formats[QUANT_FORMATS] = {
-    [QUANT_F32] = {"F32", 1, 4, 0, 0, 0, false, NULL},
-    [QUANT_F16] = {"F16", 1, 2, 0, 0, 0, false, NULL},
-    [QUANT_BF16] = {"BF16", 1, 2, 0, 0, 0, false, NULL},
-    [QUANT_Q4_0] = {"Q4_0", 32, 18, 32, 4, 8, false, unpack_q4_0},
-    [QUANT_Q4_1] = {"Q4_1", 32, 20, 32, 4, 0, true, unpack_q4_1},
-    [QUANT_Q5_0] = {"Q5_0", 32, 22, 32, 5, 16, false, unpack_q5_0},
-    [QUANT_Q5_1] = {"Q5_1", 32, 24, 32, 5, 0, true, unpack_q5_1},
-    [QUANT_Q8_0] = {"Q8_0", 32, 34, 32, 8, 0, false, unpack_q8_0},
-    [QUANT_Q4_K] = {"Q4_K", 256, 144, 32, 4, 0, true, unpack_q4_k},
-    [QUANT_Q5_K] = {"Q5_K", 256, 176, 32, 5, 0, true, unpack_q5_k},
-    [QUANT_Q6_K] = {"Q6_K", 256, 210, 16, 6, 32, false, unpack_q6_k},
+    [QUANT_F32] = {"F32", 1, 4, 0, 0, 0, false, false, NULL},
+    [QUANT_F16] = {"F16", 1, 2, 0, 0, 0, false, false, NULL},
+    [QUANT_BF16] = {"BF16", 1, 2, 0, 0, 0, false, false, NULL},
+    [QUANT_Q4_0] = {"Q4_0", 32, 18, 32, 4, 8, false, false, unpack_q4_0},
+    [QUANT_Q4_1] = {"Q4_1", 32, 20, 32, 4, 0, true, false, unpack_q4_1},
+    [QUANT_Q5_0] = {"Q5_0", 32, 22, 32, 5, 16, false, false, unpack_q5_0},
+    [QUANT_Q5_1] = {"Q5_1", 32, 24, 32, 5, 0, true, false, unpack_q5_1},
+    [QUANT_Q8_0] = {"Q8_0", 32, 34, 32, 8, 0, false, false, unpack_q8_0},
+    [QUANT_Q4_K] = {"Q4_K", 256, 144, 32, 4, 0, true, false, unpack_q4_k},
+    [QUANT_Q5_K] = {"Q5_K", 256, 176, 32, 5, 0, true, false, unpack_q5_k},
+    [QUANT_Q6_K] = {"Q6_K", 256, 210, 16, 6, 32, false, false, unpack_q6_k},
+    [QUANT_MXFP4] = {"MXFP4", 32, 17, 32, 8, 0, false, true, unpack_mxfp4},
+    [QUANT_NVFP4] = {"NVFP4", 64, 36, 16, 8, 0, false, true, unpack_nvfp4},
+    [QUANT_FP8] = {"FP8", 1, 1, 0, 0, 0, false, false, NULL},
+    [QUANT_FP4_PAIRS] = {"FP4", 2, 1, 16, 8, 0, false, true, NULL},
+    [QUANT_E8M0] = {"E8M0", 1, 1, 0, 0, 0, false, false, NULL},
 };
 
 const char *quant_name(enum quant_format f) { return formats[f].name; }
@@ -226,14 +263,79 @@ uint16_t quant_f32_to_f16(float f)
     return (uint16_t)(sign | kept);
 }
 
+float quant_e4m3_to_f32(uint8_t code)
+{
+    union {
+        uint32_t u;
+        float f;
+    } v;
+    uint32_t sign = (uint32_t)(code & 0x80) << 24, exponent = code >> 3 & 15, mantissa = code & 7;
+    if ((code & 0x7f) == 0x7f) {
+        v.u = sign | 0x7fc00000;
+    } else if (exponent) {
+        v.u = sign | (exponent + 120) << 23 | mantissa << 20;
+    } else {
+        v.f = (float)mantissa * 0x1p-9f;
+        v.u |= sign;
+    }
+    return v.f;
+}
+
+/* Twice the values. */
+static const int8_t e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+float quant_e2m1_to_f32(uint8_t code) { return 0.5f * (float)e2m1_doubled[code & 15]; }
+
+float quant_e8m0_to_f32(uint8_t code)
+{
+    union {
+        uint32_t u;
+        float f;
+    } v = {code == 255 ? 0x7fc00000 : code ? (uint32_t)code << 23 : 0x400000};
+    return v.f;
+}
+
+/* Formats of one number after another. */
 static void decode_plain(enum quant_format f, const uint8_t *p, size_t n, float *out)
 {
-    if (f == QUANT_F32) {
-        memcpy(out, p, n * sizeof *out);
-    } else if (f == QUANT_F16) {
+    switch (f) {
+    case QUANT_F32: memcpy(out, p, n * sizeof *out); break;
+    case QUANT_F16:
         for (size_t i = 0; i < n; i++) out[i] = load_f16(p + 2 * i);
-    } else {
+        break;
+    case QUANT_BF16:
         for (size_t i = 0; i < n; i++) out[i] = quant_bf16_to_f32(load_u16(p + 2 * i));
+        break;
+    case QUANT_FP8:
+        for (size_t i = 0; i < n; i++) out[i] = quant_e4m3_to_f32(p[i]);
+        break;
+    case QUANT_FP4_PAIRS:
+        for (size_t i = 0; i < n; i++) out[i] = quant_e2m1_to_f32(i % 2 ? p[i / 2] >> 4 : p[i / 2]);
+        break;
+    default: /* QUANT_E8M0 */
+        for (size_t i = 0; i < n; i++) out[i] = quant_e8m0_to_f32(p[i]);
+        break;
+    }
+}
+
+static void block_values(const struct format *format, const struct block *b, float *out)
+{
+    const int8_t *code = b->code;
+    for (size_t done = 0, g = 0; done < format->block_values; done += format->group_values, g++)
+        for (size_t i = 0; i < format->group_values; i++, code++) {
+            float number = format->e2m1 ? quant_e2m1_to_f32((uint8_t)*code) : (float)(*code - format->offset);
+            float product = b->scale[g] * number;
+            *out++ = format->has_min ? product + b->min[g] : product;
+        }
+}
+
+static void block_codes(const struct format *format, const struct block *b, int8_t *codes, float *scales, float *mins)
+{
+    memcpy(codes, b->code, format->block_values);
+    for (size_t i = 0; format->e2m1 && i < format->block_values; i++) codes[i] = e2m1_doubled[codes[i]];
+    for (size_t g = 0; g < format->block_values / format->group_values; g++) {
+        scales[g] = format->e2m1 ? 0.5f * b->scale[g] : b->scale[g];
+        mins[g] = format->has_min ? b->min[g] : -(float)format->offset * b->scale[g];
     }
 }
 
@@ -246,15 +348,9 @@ void quant_decode(enum quant_format f, const void *row, size_t n, float *out)
         return;
     }
     struct block b;
-    size_t groups = format->block_values / format->group_values;
     for (size_t done = 0; done < n; done += format->block_values, p += format->block_bytes) {
         format->unpack(p, &b);
-        const int8_t *code = b.code;
-        for (size_t g = 0; g < groups; g++)
-            for (size_t i = 0; i < format->group_values; i++) {
-                float product = b.scale[g] * (float)(*code++ - format->offset);
-                *out++ = format->has_min ? product + b.min[g] : product;
-            }
+        block_values(format, &b, out + done);
     }
 }
 
@@ -264,13 +360,270 @@ void quant_decode_codes(enum quant_format f, const void *row, size_t n, int8_t *
     const uint8_t *p = row;
     if (!format->unpack) return;
     struct block b;
-    size_t groups = format->block_values / format->group_values;
     for (size_t done = 0; done < n; done += format->block_values, p += format->block_bytes) {
         format->unpack(p, &b);
-        memcpy(codes + done, b.code, format->block_values);
-        for (size_t g = 0; g < groups; g++) {
-            *scales++ = b.scale[g];
-            *mins++ = format->has_min ? b.min[g] : -(float)format->offset * b.scale[g];
-        }
+        block_codes(format, &b, codes + done, scales + done / format->group_values, mins + done / format->group_values);
+    }
+}
+
+/* ---- matrices ---- */
+
+uint64_t quant_window_step(enum quant_format f)
+{
+    const size_t block = formats[f].block_values;
+    return block > QUANT_W8_GROUP ? block : QUANT_W8_GROUP; /* both are powers of two */
+}
+
+/* The place among the stored ones of row or column `at`, which must be one of them. */
+static uint64_t stored_place(const struct quant_span *spans, int n, uint64_t at)
+{
+    uint64_t before = 0;
+    for (int i = 0; i < n; before += spans[i++].count)
+        if (at - spans[i].first < spans[i].count) return before + (at - spans[i].first);
+    assert(false && "a row or column that is not stored");
+    return 0;
+}
+
+static bool spans_hold(const struct quant_span *spans, int n, struct quant_span s)
+{
+    for (int i = 0; i < n; i++)
+        if (s.first >= spans[i].first && s.first - spans[i].first <= spans[i].count &&
+            s.count <= spans[i].count - (s.first - spans[i].first))
+            return true;
+    return s.count == 0;
+}
+
+bool quant_matrix_holds(const struct quant_matrix *m, struct quant_span rows, struct quant_span cols)
+{
+    const struct quant_span all_rows = {0, m->rows}, all_cols = {0, m->cols};
+    if (!spans_hold(&all_rows, 1, rows) || !spans_hold(&all_cols, 1, cols)) return false;
+    const struct quant_window *w = m->window;
+    return !w || (spans_hold(w->rows, w->n_rows, rows) && spans_hold(w->cols, w->n_cols, cols));
+}
+
+const void *quant_matrix_at(const struct quant_matrix *m, uint64_t row, uint64_t col)
+{
+    const struct quant_window *w = m->window;
+    const struct format *format = &formats[m->format];
+    size_t row_bytes = 0;
+    quant_row_bytes(m->format, w ? w->stored_cols : m->cols, &row_bytes);
+    if (w) row = stored_place(w->rows, w->n_rows, row), col = stored_place(w->cols, w->n_cols, col);
+    return (const uint8_t *)m->bytes + (size_t)row * row_bytes + (size_t)col / format->block_values * format->block_bytes;
+}
+
+static float group_scale(const struct quant_matrix *m, float stored)
+{
+    return m->divide ? stored / m->global : stored * m->global;
+}
+
+/* Where the scale of a value lies in the grid beside the codes. */
+static size_t grid_index(const struct quant_matrix *m, uint64_t row, uint64_t col)
+{
+    const struct quant_window *w = m->window;
+    uint64_t per_row = m->scales.per_row;
+    if (w && w->scale_rows) row = stored_place(w->rows, w->n_rows, row);
+    if (w && w->scale_cols) {
+        col = stored_place(w->cols, w->n_cols, col);
+        per_row = (w->stored_cols + m->scales.col_block - 1) / m->scales.col_block;
+    }
+    return (size_t)(row / m->scales.row_block * per_row + col / m->scales.col_block);
+}
+
+/* The whole scale of a value whose scale lies beside the codes. */
+static float grid_scale(const struct quant_matrix *m, uint64_t row, uint64_t col)
+{
+    float stored = 1;
+    if (m->scales.bytes) {
+        const uint8_t *bytes = m->scales.bytes;
+        decode_plain(m->scales.format, bytes + grid_index(m, row, col) * formats[m->scales.format].block_bytes, 1, &stored);
+    }
+    return group_scale(m, stored);
+}
+
+size_t quant_matrix_group(const struct quant_matrix *m)
+{
+    if (m->format != QUANT_FP8 && m->format != QUANT_FP4_PAIRS) {
+        const size_t group = formats[m->format].group_values;
+        return group ? group : 1;
+    }
+    const uint64_t most = m->format == QUANT_FP8 ? 128 : 32;
+    uint64_t run = most; /* a scale ends at its multiples only */
+    if (m->scales.bytes && (m->format == QUANT_FP4_PAIRS || m->scales.col_block < m->cols)) run = m->scales.col_block;
+    for (uint64_t group = most; group >= 16; group /= 2)
+        if (run % group == 0) return (size_t)group;
+    return 0;
+}
+
+/* The block at p, its scales with the factor of the matrix. */
+static void unpack_of(const struct quant_matrix *m, const uint8_t *p, struct block *b)
+{
+    const struct format *format = &formats[m->format];
+    format->unpack(p, b);
+    if (!format->e2m1) return;
+    for (size_t g = 0; g < format->block_values / format->group_values; g++) b->scale[g] = group_scale(m, b->scale[g]);
+}
+
+/* Formats without blocks: numbers, then the scales that lie beside them. */
+static void decode_numbers(const struct quant_matrix *m, uint64_t row, uint64_t col_first, size_t n, float *out)
+{
+    if (!n) return;
+    decode_plain(m->format, quant_matrix_at(m, row, col_first), n, out);
+    if (m->format != QUANT_FP8 && m->format != QUANT_FP4_PAIRS) return;
+    for (uint64_t col = col_first, end = col_first + n; col < end;) {
+        const uint64_t block = m->scales.bytes ? m->scales.col_block : end, next = col / block * block + block;
+        const float scale = grid_scale(m, row, col);
+        for (; col < end && col < next; col++) *out++ *= scale;
+    }
+}
+
+void quant_matrix_decode(const struct quant_matrix *m, uint64_t row, uint64_t col_first, size_t n, float *out)
+{
+    const struct format *format = &formats[m->format];
+    if (!format->unpack) {
+        decode_numbers(m, row, col_first, n, out);
+        return;
+    }
+    if (!n) return;
+    const size_t block = format->block_values;
+    const uint8_t *stored = quant_matrix_at(m, row, col_first);
+    for (size_t at = (size_t)col_first, end = at + n; at < end; stored += format->block_bytes) {
+        float values[MAX_BLOCK_VALUES];
+        struct block b;
+        const size_t inside = at % block, take = end - at < block - inside ? end - at : block - inside;
+        unpack_of(m, stored, &b);
+        block_values(format, &b, take == block ? out : values);
+        if (take < block) memcpy(out, values + inside, take * sizeof *out);
+        at += take, out += take;
+    }
+}
+
+static void codes_of_pairs(const struct quant_matrix *m, uint64_t row, uint64_t col_first, size_t n, int8_t *codes,
+                           float *scales, float *mins)
+{
+    if (!n) return;
+    const uint8_t *p = quant_matrix_at(m, row, col_first);
+    const size_t group = quant_matrix_group(m);
+    for (size_t i = 0; i < n; i++) codes[i] = e2m1_doubled[p[i / 2] >> i % 2 * 4 & 15];
+    for (size_t i = 0; i < n; i += group) {
+        *scales++ = 0.5f * grid_scale(m, row, col_first + i);
+        *mins++ = 0;
+    }
+}
+
+void quant_matrix_codes(const struct quant_matrix *m, uint64_t row, uint64_t col_first, size_t n, int8_t *codes,
+                        float *scales, float *mins)
+{
+    if (m->format == QUANT_FP4_PAIRS) {
+        codes_of_pairs(m, row, col_first, n, codes, scales, mins);
+        return;
+    }
+    if (!n) return;
+    const struct format *format = &formats[m->format];
+    const size_t block = format->block_values, group = format->group_values;
+    const uint8_t *stored = quant_matrix_at(m, row, col_first);
+    for (size_t at = (size_t)col_first, end = at + n; at < end; stored += format->block_bytes) {
+        struct block b;
+        int8_t block_code[MAX_BLOCK_VALUES];
+        float block_scale[MAX_BLOCK_GROUPS], block_min[MAX_BLOCK_GROUPS];
+        const size_t inside = at % block, take = end - at < block - inside ? end - at : block - inside;
+        unpack_of(m, stored, &b);
+        block_codes(format, &b, block_code, block_scale, block_min);
+        memcpy(codes, block_code + inside, take);
+        memcpy(scales, block_scale + inside / group, take / group * sizeof *scales);
+        memcpy(mins, block_min + inside / group, take / group * sizeof *mins);
+        at += take, codes += take, scales += take / group, mins += take / group;
+    }
+}
+
+enum quant_format quant_matrix_e2m1_scales(const struct quant_matrix *m)
+{
+    if (m->format == QUANT_MXFP4) return QUANT_E8M0;
+    if (m->format == QUANT_NVFP4) return QUANT_FP8;
+    if (m->format != QUANT_FP4_PAIRS || !m->scales.bytes) return QUANT_FORMATS;
+    const size_t group = m->scales.format == QUANT_FP8 ? 16 : m->scales.format == QUANT_E8M0 ? 32 : 0;
+    return group == m->scales.col_block ? m->scales.format : QUANT_FORMATS;
+}
+
+void quant_matrix_e2m1(const struct quant_matrix *m, uint64_t row, uint64_t col_first, size_t n, uint8_t *codes,
+                       uint8_t *scales)
+{
+    if (!n) return;
+    const uint8_t *stored = quant_matrix_at(m, row, col_first);
+    if (m->format == QUANT_FP4_PAIRS) {
+        const uint8_t *p = stored, *grid = m->scales.bytes;
+        for (size_t i = 0; i < n; i++) codes[i] = p[i / 2] >> i % 2 * 4 & 15;
+        memcpy(scales, grid + grid_index(m, row, col_first), n / (size_t)m->scales.col_block);
+        return;
+    }
+    const struct format *format = &formats[m->format];
+    const size_t block = format->block_values, group = format->group_values;
+    for (size_t at = (size_t)col_first, end = at + n; at < end; stored += format->block_bytes) {
+        struct block b;
+        const size_t inside = at % block, take = end - at < block - inside ? end - at : block - inside;
+        format->unpack(stored, &b);
+        memcpy(codes, b.code + inside, take);
+        memcpy(scales, b.scale_byte + inside / group, take / group);
+        at += take, codes += take, scales += take / group;
+    }
+}
+
+void quant_matrix_fp8(const struct quant_matrix *m, uint64_t row, uint64_t col_first, size_t n, uint8_t *codes,
+                      float *scales)
+{
+    if (!n) return;
+    const size_t group = quant_matrix_group(m);
+    memcpy(codes, quant_matrix_at(m, row, col_first), n);
+    for (uint64_t col = col_first / group * group; col < col_first + n; col += group) *scales++ = grid_scale(m, row, col);
+}
+
+/* The largest magnitude of n values; infinity or NaN where one of them is such. As integers, magnitudes have their order,
+ * with infinity and NaN on top. */
+static float largest_magnitude(const float *values, size_t n)
+{
+    union {
+        uint32_t u;
+        float f;
+    } largest = {0};
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        bits &= 0x7fffffff;
+        largest.u = bits > largest.u ? bits : largest.u;
+    }
+    return largest.f;
+}
+
+/* Codes of one group of at most QUANT_W8_GROUP values; returns its scale. The quotient is taken in double: it cannot come
+ * to lie on a tie that the exact one does not lie on (that one is at least 2^-28 away), so codes follow the definition. A
+ * subnormal scale can be so coarse that a quotient passes 127. */
+static float w8_group(const float *values, size_t n, int8_t *codes)
+{
+    const double to_integer = 0x1.8p52; /* added and taken away again: rounds to nearest, ties to even */
+    const float largest = largest_magnitude(values, n), scale = largest <= FLT_MAX ? largest / 127 : NAN;
+    if (!(scale > 0)) {
+        memset(codes, 0, n);
+        return scale;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const double code = (double)values[i] / (double)scale + to_integer - to_integer;
+        const int integer = (int)code;
+        codes[i] = (int8_t)(integer > 127 ? 127 : integer < -127 ? -127 : integer);
+    }
+    return scale;
+}
+
+void quant_matrix_w8(const struct quant_matrix *m, uint64_t row, uint64_t col_first, size_t n, int8_t *codes,
+                     float *scales)
+{
+    for (uint64_t at = col_first, end = col_first + n; at < end;) {
+        float values[QUANT_W8_GROUP];
+        int8_t group_codes[QUANT_W8_GROUP];
+        const uint64_t first = at / QUANT_W8_GROUP * QUANT_W8_GROUP, left = m->cols - first;
+        const size_t size = left < QUANT_W8_GROUP ? (size_t)left : QUANT_W8_GROUP;
+        quant_matrix_decode(m, row, first, size, values);
+        *scales++ = w8_group(values, size, group_codes);
+        const size_t inside = (size_t)(at - first), take = end - at < size - inside ? (size_t)(end - at) : size - inside;
+        memcpy(codes, group_codes + inside, take);
+        at += take, codes += take;
     }
 }

@@ -1,21 +1,24 @@
-/* tokenizer: byte-level BPE over the vocabulary of a model file.
+/* tokenizer: byte-level BPE over the vocabulary of a model.
  *
- * Opening copies every token text into one buffer and builds three things from it: a hash table from text to id, the
- * merge ranks (tokenizer_bpe), and the sorted list of special tokens. Bytes become tokens through GPT-2's alphabet, in
- * which each byte is written as one printable character; the vocabulary stores texts in that alphabet, except special
- * tokens, which are stored as they look.
+ * Whatever files a model has, its tokenizer comes as one source (tokenizer_source): tokens by id with their types, merges,
+ * a pre-tokenizer. Opening copies every token text into one buffer and builds three things from it: a hash table from text
+ * to id, the merge ranks (tokenizer_bpe), and the sorted list of special tokens. Bytes become tokens through GPT-2's
+ * alphabet, in which each byte is written as one printable character; the vocabulary stores texts in that alphabet, except
+ * special tokens, which are stored as they look.
  *
  * Encoding: special tokens first (leftmost, longest where several start), then for the text between them normalization
- * (qwen2 alone), pieces (tokenizer_split), bytes to ids, merges. A control token can come out of the first step alone,
- * never out of merging: opening refuses merges that touch one, and whole-piece lookup takes normal tokens only. So
+ * (where the model has it), pieces (tokenizer_split), bytes to ids, merges. A control token can come out of the first step
+ * alone, never out of merging: opening refuses merges that touch one, and whole-piece lookup takes normal tokens only. So
  * user text, encoded with parse_special false, cannot hold a control token, whatever it says.
  *
  * A byte that has no token (SmolLM2's vocabulary lacks bytes that hardly occur in text) is left out, as the tokenizers'
- * library does; there is no token that could stand for it. */
+ * library does; there is no token that could stand for it.
+ *
+ * Ids without a token (holes in a JSON vocabulary, padding that GGUF marks as unused) are no tokens: they are neither
+ * found nor matched, and a sampler must not choose them. */
 #define _GNU_SOURCE
 #include "tokenizer.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -23,26 +26,22 @@
 #include "tokenizer_bpe.h"
 #include "tokenizer_nfc.h"
 #include "tokenizer_private.h"
+#include "tokenizer_source.h"
 #include "tokenizer_split.h"
 #include "utf8.h"
 
 enum {
-    MAX_TOKENS = 1 << 20,
-    MAX_MERGES = 1 << 21,
     MAX_TOKEN_BYTES = 1024,
     MAX_SPECIAL_BYTES = 256,
-    MAX_ENDS = 4,
     MAX_ALPHABET = 0x180 /* code points of the byte alphabet lie below */
 };
-
-/* Token types as GGUF numbers them. */
-enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE_BYTE };
 
 struct tokenizer {
     struct buf texts; /* all token texts, one after the other */
     uint32_t *start;  /* n + 1: where each begins */
-    uint8_t *types;   /* n */
-    int32_t n;
+    uint8_t *types;   /* n; enum token_type */
+    int32_t n;        /* ids of the source */
+    int32_t vocab;    /* the last token's id + 1 */
     int32_t *slots; /* text -> id, -1 empty; linear probing */
     size_t mask;
     int32_t byte_ids[256];          /* -1: no token */
@@ -52,9 +51,10 @@ struct tokenizer {
     size_t special_from[257]; /* specials by first byte */
     struct bpe *bpe;
     struct splitter *splitter;
-    enum pre_kind pre;
-    bool normalize;
-    int32_t bos, eos; /* -1: none */
+    bool normalize, whole_pieces;
+    int32_t bos;       /* -1: none */
+    int32_t *holes;    /* ids below vocab that are no tokens, ascending */
+    size_t n_holes;
     int32_t ends[MAX_ENDS];
     size_t n_ends;
     uint64_t digest;
@@ -91,7 +91,12 @@ static const char *text_of(const struct tokenizer *t, int32_t id, size_t *len)
 /* Control tokens, and the unknown token, which is handled like one. */
 static bool is_control(const struct tokenizer *t, int32_t id)
 {
-    return t->types[id] == TYPE_CONTROL || t->types[id] == TYPE_UNKNOWN;
+    return t->types[id] == TOKEN_CONTROL || t->types[id] == TOKEN_UNKNOWN;
+}
+
+static bool is_token(const struct tokenizer *t, int32_t id)
+{
+    return t->types[id] != TOKEN_HOLE && t->types[id] != TOKEN_UNUSED;
 }
 
 /* The slot that holds the text, or the empty one where it would go. */
@@ -115,64 +120,31 @@ static enum rc refuse(struct err *e, const char *code, const char *what, size_t 
     return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, code, "%s (entry %zu)", what, index);
 }
 
-static enum rc load_pre(struct tokenizer *t, const struct model_file *m, const struct tokenizer_options *o,
-                        struct err *e)
+static enum rc load_token(struct tokenizer *t, const struct source_token *token, int32_t id, struct err *e)
 {
-    struct model_text model, pre;
-    if (!model_file_text(m, "tokenizer.ggml.model", &model))
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_missing", "the file holds no tokenizer");
-    if (model.len != 4 || memcmp(model.bytes, "gpt2", 4) != 0)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_unsupported",
-                       "its tokenizer is not byte-level BPE (tokenizer.ggml.model is not \"gpt2\")");
-    if (o->pre) {
-        pre = (struct model_text){o->pre, strlen(o->pre)};
-    } else if (!model_file_text(m, "tokenizer.ggml.pre", &pre)) {
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_unsupported",
-                       "its tokenizer names no pre-tokenizer (tokenizer.ggml.pre)");
-    }
-    if (!pre_kind_parse(pre.bytes, pre.len, &t->pre)) {
-        char name[41] = "";
-        for (size_t i = 0; i < pre.len && i < sizeof name - 1; i++)
-            name[i] = pre.bytes[i] > ' ' && pre.bytes[i] < 0x7f ? pre.bytes[i] : '?';
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_unsupported",
-                       "its pre-tokenizer \"%s\" is none of smollm, qwen2, llama-bpe, gpt-2", name);
-    }
-    t->normalize = t->pre == PRE_QWEN2 && !o->no_normalize;
-    return splitter_open(t->pre, !o->no_jit, &t->splitter, e);
-}
-
-static enum rc load_token(struct tokenizer *t, const struct model_file *m, int32_t id, struct err *e)
-{
-    struct model_text text;
-    int64_t type;
+    const struct model_text text = token->text;
     size_t index = (size_t)id;
-    if (!model_file_text_at(m, "tokenizer.ggml.tokens", index, &text) || text.len == 0)
-        return refuse(e, "tokenizer_vocabulary", "a token's text is empty", index);
+    t->types[index] = token->type;
+    if (token->type == TOKEN_HOLE) {
+        t->start[index + 1] = t->start[index];
+        return RC_OK;
+    }
+    if (text.len == 0) return refuse(e, "tokenizer_vocabulary", "a token's text is empty", index);
     if (text.len > MAX_TOKEN_BYTES) return refuse(e, "tokenizer_vocabulary", "a token's text is too long", index);
     if (!utf8_valid(text.bytes, text.len))
         return refuse(e, "tokenizer_vocabulary", "a token's text is not UTF-8", index);
-    if (!model_file_int_at(m, "tokenizer.ggml.token_type", index, &type) || type < TYPE_NORMAL || type > TYPE_BYTE)
-        return refuse(e, "tokenizer_vocabulary", "a token's type is unknown", index);
     if (!buf_append(&t->texts, text.bytes, text.len)) return err_no_memory(e);
     t->start[index + 1] = (uint32_t)t->texts.len; /* at most MAX_TOKENS * MAX_TOKEN_BYTES */
-    t->types[index] = (uint8_t)type;
     int32_t *slot = find_slot(t, text.bytes, text.len);
     if (*slot >= 0) return refuse(e, "tokenizer_vocabulary", "a token's text is there twice", index);
     *slot = id;
+    if (is_token(t, id)) t->vocab = id + 1;
     return RC_OK;
 }
 
-static enum rc load_vocabulary(struct tokenizer *t, const struct model_file *m, struct err *e)
+static enum rc load_vocabulary(struct tokenizer *t, const struct tokenizer_source *s, struct err *e)
 {
-    size_t n = model_file_text_array(m, "tokenizer.ggml.tokens");
-    if (n == 0 || n > MAX_TOKENS)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_vocabulary",
-                       "tokenizer.ggml.tokens has %zu entries, not 1 to %d", n, MAX_TOKENS);
-    size_t n_types = model_file_int_array(m, "tokenizer.ggml.token_type");
-    if (n_types != n)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_vocabulary",
-                       "tokenizer.ggml.token_type has %zu entries for %zu tokens", n_types, n);
-    size_t n_slots = 16;
+    size_t n = s->n_tokens, n_slots = 16;
     while (n_slots < 2 * n) n_slots *= 2;
     t->start = calloc(n + 1, sizeof *t->start);
     t->types = calloc(n, sizeof *t->types);
@@ -182,9 +154,23 @@ static enum rc load_vocabulary(struct tokenizer *t, const struct model_file *m, 
     t->mask = n_slots - 1;
     t->n = (int32_t)n;
     for (int32_t id = 0; id < t->n; id++) {
-        enum rc rc = load_token(t, m, id, e);
+        enum rc rc = load_token(t, &s->tokens[id], id, e);
         if (rc != RC_OK) return rc;
     }
+    if (t->vocab == 0)
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_vocabulary", "the vocabulary has no token");
+    return RC_OK;
+}
+
+static enum rc list_holes(struct tokenizer *t, struct err *e)
+{
+    for (int32_t id = 0; id < t->vocab; id++) t->n_holes += !is_token(t, id);
+    if (t->n_holes == 0) return RC_OK;
+    t->holes = calloc(t->n_holes, sizeof *t->holes);
+    if (!t->holes) return err_no_memory(e);
+    size_t n = 0;
+    for (int32_t id = 0; id < t->vocab; id++)
+        if (!is_token(t, id)) t->holes[n++] = id;
     return RC_OK;
 }
 
@@ -199,26 +185,20 @@ static void build_alphabet(struct tokenizer *t)
         t->bytes_of[code] = (int16_t)b;
         char text[4];
         int32_t id = find_id(t, text, utf8_put(text, code));
-        t->byte_ids[b] = id >= 0 && t->types[id] == TYPE_NORMAL ? id : -1;
+        t->byte_ids[b] = id >= 0 && t->types[id] == TOKEN_NORMAL ? id : -1;
     }
 }
 
-static enum rc load_merge(struct tokenizer *t, const struct model_file *m, size_t index, struct err *e)
+static enum rc load_merge(struct tokenizer *t, const struct source_merge *merge, size_t index, struct err *e)
 {
-    struct model_text text;
-    if (!model_file_text_at(m, "tokenizer.ggml.merges", index, &text) || text.len < 3 ||
-        text.len > 2 * MAX_TOKEN_BYTES + 1)
-        return refuse(e, "tokenizer_merges", "a merge's length is impossible", index);
-    const char *space = memchr(text.bytes, ' ', text.len);
-    size_t left_len = space ? (size_t)(space - text.bytes) : 0;
-    if (left_len == 0 || left_len + 1 == text.len || memchr(space + 1, ' ', text.len - left_len - 1))
-        return refuse(e, "tokenizer_merges", "a merge is not two tokens with a space between", index);
+    const struct model_text left_text = merge->left, right_text = merge->right;
     char both[2 * MAX_TOKEN_BYTES];
-    memcpy(both, text.bytes, left_len);
-    memcpy(both + left_len, space + 1, text.len - left_len - 1);
-    int32_t left = find_id(t, both, left_len);
-    int32_t right = find_id(t, both + left_len, text.len - left_len - 1);
-    int32_t result = find_id(t, both, text.len - 1);
+    if (left_text.len > MAX_TOKEN_BYTES || right_text.len > MAX_TOKEN_BYTES)
+        return refuse(e, "tokenizer_merges", "a merge's length is impossible", index);
+    memcpy(both, left_text.bytes, left_text.len);
+    memcpy(both + left_text.len, right_text.bytes, right_text.len);
+    int32_t left = find_id(t, left_text.bytes, left_text.len), right = find_id(t, right_text.bytes, right_text.len);
+    int32_t result = find_id(t, both, left_text.len + right_text.len);
     if (left < 0 || right < 0 || result < 0)
         return refuse(e, "tokenizer_merges", "a merge names a token that is not in the vocabulary", index);
     if (is_control(t, left) || is_control(t, right) || is_control(t, result))
@@ -227,16 +207,12 @@ static enum rc load_merge(struct tokenizer *t, const struct model_file *m, size_
     return RC_OK;
 }
 
-static enum rc load_merges(struct tokenizer *t, const struct model_file *m, struct err *e)
+static enum rc load_merges(struct tokenizer *t, const struct tokenizer_source *s, struct err *e)
 {
-    size_t n = model_file_text_array(m, "tokenizer.ggml.merges");
-    if (n == 0 || n > MAX_MERGES)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_merges",
-                       "tokenizer.ggml.merges has %zu entries, not 1 to %d", n, MAX_MERGES);
-    t->bpe = bpe_open(n);
+    t->bpe = bpe_open(s->n_merges);
     if (!t->bpe) return err_no_memory(e);
-    for (size_t i = 0; i < n; i++) {
-        enum rc rc = load_merge(t, m, i, e);
+    for (size_t i = 0; i < s->n_merges; i++) {
+        enum rc rc = load_merge(t, &s->merges[i], i, e);
         if (rc != RC_OK) return rc;
     }
     return RC_OK;
@@ -257,7 +233,7 @@ static enum rc list_specials(struct tokenizer *t, struct err *e)
     if (!t->specials) return err_no_memory(e);
     size_t len;
     for (int32_t id = 0; id < t->n; id++) {
-        if (!is_control(t, id) && t->types[id] != TYPE_USER) continue;
+        if (!is_control(t, id) && t->types[id] != TOKEN_USER) continue;
         text_of(t, id, &len);
         if (len > MAX_SPECIAL_BYTES)
             return refuse(e, "tokenizer_vocabulary", "a special token's text is too long", (size_t)id);
@@ -270,35 +246,19 @@ static enum rc list_specials(struct tokenizer *t, struct err *e)
     return RC_OK;
 }
 
-/* Reads an id; absent is -1. */
-static enum rc load_id(const struct tokenizer *t, const struct model_file *m, const char *key, int32_t *out,
-                       struct err *e)
+/* What the files say, and tokens that end a text whatever files say. */
+static enum rc load_borders(struct tokenizer *t, struct tokenizer_source *s, struct err *e)
 {
-    uint64_t id;
-    *out = -1;
-    if (!model_file_u64(m, key, &id)) return RC_OK;
-    if (id >= (uint64_t)t->n)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_vocabulary",
-                       "%s is %" PRIu64 ", but there are %" PRId32 " tokens", key, id, t->n);
-    *out = (int32_t)id;
-    return RC_OK;
-}
-
-static enum rc load_borders(struct tokenizer *t, const struct model_file *m, struct err *e)
-{
-    enum rc rc = load_id(t, m, "tokenizer.ggml.eos_token_id", &t->eos, e);
-    if (rc == RC_OK) rc = load_id(t, m, "tokenizer.ggml.bos_token_id", &t->bos, e);
-    if (rc != RC_OK) return rc;
-    /* Llama 3 files leave the key out and mean yes. */
-    bool add_bos = false;
-    if (!model_file_bool(m, "tokenizer.ggml.add_bos_token", &add_bos)) add_bos = t->pre == PRE_LLAMA_BPE;
-    if (!add_bos) t->bos = -1;
-    if (t->eos >= 0) t->ends[t->n_ends++] = t->eos;
     static const char *const names[] = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         int32_t id = find_id(t, names[i], strlen(names[i]));
-        if (id >= 0 && id != t->eos && is_control(t, id)) t->ends[t->n_ends++] = id;
+        if (id >= 0 && is_control(t, id) && !source_add_end(s, id))
+            return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "tokenizer_unsupported", "there are more than %d end tokens",
+                           MAX_ENDS);
     }
+    memcpy(t->ends, s->ends, sizeof t->ends);
+    t->n_ends = s->n_ends;
+    t->bos = s->bos;
     return RC_OK;
 }
 
@@ -309,60 +269,107 @@ static void hash_number(XXH3_state_t *h, uint64_t v)
     XXH3_64bits_update(h, bytes, sizeof bytes);
 }
 
-/* Everything that decides about ids, each part after its size. PCRE2's Unicode version is one: it says what a letter
- * is. Merges go in as their texts. */
-static enum rc make_digest(struct tokenizer *t, const struct model_file *m, struct err *e)
+static void hash_text(XXH3_state_t *h, const char *text, size_t len)
+{
+    hash_number(h, len);
+    XXH3_64bits_update(h, text, len);
+}
+
+/* Everything that decides about ids and about where a text ends, each part after its size. PCRE2's Unicode version is one:
+ * it says what a letter is. Merges go in as their texts. */
+static enum rc make_digest(struct tokenizer *t, const struct tokenizer_source *s, struct err *e)
 {
     XXH3_state_t *h = XXH3_createState();
     if (!h) return err_no_memory(e);
     char unicode[24];
     splitter_unicode(unicode);
     XXH3_64bits_reset(h);
-    const char *names[] = {"tandem tokenizer 1", pre_kind_name(t->pre), t->normalize ? "nfc" : "raw", unicode};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) XXH3_64bits_update(h, names[i], strlen(names[i]) + 1);
+    const char *names[] = {"tandem tokenizer 2", pre_kind_name(s->pre), t->normalize ? "nfc" : "raw",
+                           t->whole_pieces ? "whole" : "merged", unicode};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) hash_text(h, names[i], strlen(names[i]));
     hash_number(h, (uint64_t)t->n);
     for (int32_t id = 0; id < t->n; id++) {
         size_t len;
         const char *text = text_of(t, id, &len);
-        hash_number(h, (uint64_t)len << 8 | t->types[id]);
-        XXH3_64bits_update(h, text, len);
+        hash_number(h, t->types[id]);
+        hash_text(h, text, len);
     }
-    size_t n_merges = model_file_text_array(m, "tokenizer.ggml.merges");
-    hash_number(h, n_merges);
-    struct model_text merge;
-    for (size_t i = 0; i < n_merges && model_file_text_at(m, "tokenizer.ggml.merges", i, &merge); i++) {
-        hash_number(h, merge.len);
-        XXH3_64bits_update(h, merge.bytes, merge.len);
+    hash_number(h, s->n_merges);
+    for (size_t i = 0; i < s->n_merges; i++) {
+        hash_text(h, s->merges[i].left.bytes, s->merges[i].left.len);
+        hash_text(h, s->merges[i].right.bytes, s->merges[i].right.len);
     }
     hash_number(h, (uint64_t)(int64_t)t->bos);
-    hash_number(h, (uint64_t)(int64_t)t->eos);
+    hash_number(h, t->n_ends);
+    for (size_t i = 0; i < t->n_ends; i++) hash_number(h, (uint64_t)t->ends[i]);
     t->digest = XXH3_64bits_digest(h);
     XXH3_freeState(h);
     return RC_OK;
 }
 
+static enum rc load_all(struct tokenizer *t, struct tokenizer_source *s, bool jit, struct err *e)
+{
+    t->normalize = s->normalize;
+    t->whole_pieces = s->whole_pieces;
+    enum rc rc = splitter_open(s->pre, jit, &t->splitter, e);
+    if (rc == RC_OK) rc = load_vocabulary(t, s, e);
+    if (rc == RC_OK) rc = list_holes(t, e);
+    if (rc != RC_OK) return rc;
+    build_alphabet(t);
+    rc = load_merges(t, s, e);
+    if (rc == RC_OK) rc = list_specials(t, e);
+    if (rc == RC_OK) rc = load_borders(t, s, e);
+    return rc == RC_OK ? make_digest(t, s, e) : rc;
+}
+
+static enum rc build(struct tokenizer_source *s, const struct tokenizer_options *o, struct tokenizer **out, struct err *e)
+{
+    enum pre_kind pre;
+    struct tokenizer *t = calloc(1, sizeof *t);
+    if (!t) return err_no_memory(e);
+    if (o->pre && pre_kind_parse(o->pre, strlen(o->pre), &pre)) source_set_pre(s, pre);
+    if (o->no_normalize) s->normalize = false;
+    enum rc rc = load_all(t, s, !o->no_jit, e);
+    if (rc == RC_OK)
+        *out = t;
+    else
+        tokenizer_close(t);
+    return rc;
+}
+
+enum rc tokenizer_open_json(const struct tokenizer_texts *texts, const struct tokenizer_options *options,
+                            struct tokenizer **out, struct err *e)
+{
+    struct tokenizer_source s = {0};
+    *out = NULL;
+    enum rc rc = source_read_json(&s, texts, e);
+    if (rc == RC_OK) rc = build(&s, options, out, e);
+    source_free(&s);
+    return rc;
+}
+
+static enum rc open_gguf(const struct model_file *m, const struct tokenizer_options *options, struct tokenizer **out,
+                         struct err *e)
+{
+    struct tokenizer_source s = {0};
+    *out = NULL;
+    enum rc rc = source_read_gguf(&s, m, e);
+    if (rc == RC_OK) rc = build(&s, options, out, e);
+    source_free(&s);
+    return rc;
+}
+
 enum rc tokenizer_open_with(const struct model_file *m, const struct tokenizer_options *options, struct tokenizer **out,
                             struct err *e)
 {
-    *out = NULL;
-    struct tokenizer *t = calloc(1, sizeof *t);
-    if (!t) return err_no_memory(e);
-    enum rc rc = load_pre(t, m, options, e);
-    if (rc == RC_OK) rc = load_vocabulary(t, m, e);
-    if (rc == RC_OK) {
-        build_alphabet(t);
-        rc = load_merges(t, m, e);
-    }
-    if (rc == RC_OK) rc = list_specials(t, e);
-    if (rc == RC_OK) rc = load_borders(t, m, e);
-    if (rc == RC_OK) rc = make_digest(t, m, e);
-    if (rc != RC_OK) {
-        err_place(e, model_file_path(m), 0, 0, 0);
-        tokenizer_close(t);
-        return rc;
-    }
-    *out = t;
-    return RC_OK;
+    struct tokenizer_texts texts = {.tokenizer = {0}};
+    bool json = model_file_json(m, MODEL_JSON_TOKENIZER, &texts.tokenizer);
+    model_file_json(m, MODEL_JSON_TOKENIZER_CONFIG, &texts.config);
+    model_file_json(m, MODEL_JSON_GENERATION, &texts.generation);
+    json = json || model_file_layout(m) == MODEL_LAYOUT_HF;
+    enum rc rc = json ? tokenizer_open_json(&texts, options, out, e) : open_gguf(m, options, out, e);
+    if (rc != RC_OK) err_place(e, model_file_path(m), 0, 0, 0);
+    return rc;
 }
 
 enum rc tokenizer_open(const struct model_file *m, struct tokenizer **out, struct err *e)
@@ -379,6 +386,7 @@ void tokenizer_close(struct tokenizer *t)
     splitter_close(t->splitter);
     bpe_close(t->bpe);
     free(t->specials);
+    free(t->holes);
     free(t->slots);
     free(t->types);
     free(t->start);
@@ -388,7 +396,13 @@ void tokenizer_close(struct tokenizer *t)
 
 /* ---- questions ---- */
 
-int tokenizer_vocab(const struct tokenizer *t) { return t->n; }
+int tokenizer_vocab(const struct tokenizer *t) { return t->vocab; }
+
+size_t tokenizer_holes(const struct tokenizer *t, const int32_t **ids)
+{
+    *ids = t->holes;
+    return t->n_holes;
+}
 
 int32_t tokenizer_find(const struct tokenizer *t, const char *text) { return find_id(t, text, strlen(text)); }
 
@@ -431,7 +445,7 @@ static int32_t whole_piece(const struct tokenizer *t, const char *piece, size_t 
         n += part_len;
     }
     int32_t id = find_id(t, text, n);
-    return id >= 0 && t->types[id] == TYPE_NORMAL ? id : -1;
+    return id >= 0 && t->types[id] == TOKEN_NORMAL ? id : -1;
 }
 
 /* Text without special tokens. */
@@ -449,7 +463,7 @@ static enum rc encode_plain(struct tokenizer *t, const char *text, size_t len, s
         size_t n;
         enum rc rc = splitter_next(t->splitter, &piece, &n, e);
         if (rc != RC_OK || n == 0) return rc;
-        int32_t whole = t->pre == PRE_LLAMA_BPE ? whole_piece(t, piece, n) : -1;
+        int32_t whole = t->whole_pieces ? whole_piece(t, piece, n) : -1;
         if (whole >= 0)
             rc = token_list_push(out, whole) ? RC_OK : err_no_memory(e);
         else
@@ -583,8 +597,8 @@ bool tokenizer_decode(const struct tokenizer *t, int32_t id, bool show_special, 
     if (id < 0 || id >= t->n) return !out->failed;
     size_t len;
     const char *text = text_of(t, id, &len);
-    bool hidden = is_control(t, id) || t->types[id] == TYPE_UNUSED;
+    bool hidden = is_control(t, id) || t->types[id] == TOKEN_UNUSED;
     if (hidden && !show_special) return !out->failed;
-    if (hidden || t->types[id] == TYPE_USER || !append_alphabet(t, text, len, out)) buf_append(out, text, len);
+    if (hidden || t->types[id] == TOKEN_USER || !append_alphabet(t, text, len, out)) buf_append(out, text, len);
     return !out->failed;
 }

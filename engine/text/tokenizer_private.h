@@ -1,4 +1,4 @@
-/* tokenizer_private: opening a tokenizer otherwise than its file says, for tests that compare pre-tokenizers. */
+/* tokenizer_private: opening a tokenizer otherwise than its model says, for tests. */
 #ifndef TANDEM_TOKENIZER_PRIVATE_H
 #define TANDEM_TOKENIZER_PRIVATE_H
 
@@ -6,11 +6,18 @@
 
 struct tokenizer_options {
     const char *pre;   /* pre-tokenizer name in place of the file's; NULL: the file's */
-    bool no_normalize; /* leave out the NFC normalization that belongs to qwen2 */
+    bool no_normalize; /* leave out the NFC normalization that belongs to the Qwen families */
     bool no_jit;       /* interpret the splitting patterns */
+};
+
+/* The JSON files of a tokenizer, as their texts; bytes NULL: there is none. */
+struct tokenizer_texts {
+    struct model_text tokenizer, config, generation;
 };
 
 enum rc tokenizer_open_with(const struct model_file *m, const struct tokenizer_options *options, struct tokenizer **out,
                             struct err *e);
+enum rc tokenizer_open_json(const struct tokenizer_texts *texts, const struct tokenizer_options *options,
+                            struct tokenizer **out, struct err *e);
 
 #endif

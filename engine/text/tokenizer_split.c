@@ -23,10 +23,15 @@
 #define SPACE_TAIL "|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
 
 #define GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" WORDS "]+" SPACE_TAIL
-/* Qwen2 and Llama 3 differ in how many digits make a piece. */
-#define LLAMA_PATTERN(digits)                                                                                          \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?[^" WORDS "]+[\\r\\n]*|[" SPACE           \
-    "]*[\\r\\n]+" SPACE_TAIL
+/* Qwen2, Qwen3.5 and Llama 3 differ in what a word is made of (letters; and marks) and in how many digits make a piece. */
+#define LLAMA_PATTERN(letters, digits)                                                                                 \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[" letters "]+|" digits "| ?[^" SPACE letters                 \
+    "\\p{N}]+[\\r\\n]*|[" SPACE "]*[\\r\\n]+" SPACE_TAIL
+/* The same expressions as the tokenizers' library's files spell them. */
+#define LLAMA_PUBLISHED(word, letters, digits)                                                                         \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?" word "+|" digits "| ?[^\\s" letters                          \
+    "\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define MARKED "\\p{L}\\p{M}"
 
 enum {
     STEPS_BASE = 1000000, /* matching steps allowed for a piece, and … */
@@ -37,15 +42,19 @@ enum {
 
 struct pre {
     const char *name;
-    const char *cut;     /* first pass, NULL: none */
-    const char *pattern; /* second pass */
+    const char *cut;       /* first pass, NULL: none */
+    const char *pattern;   /* second pass */
+    const char *published; /* what a Split in a tokenizer.json says, NULL: it is not written as one expression */
 };
 
 static const struct pre PRES[] = {
-    [PRE_GPT2] = {"gpt-2", NULL, GPT2_PATTERN},
-    [PRE_SMOLLM] = {"smollm", "\\p{N}|\\P{N}+", GPT2_PATTERN},
-    [PRE_QWEN2] = {"qwen2", NULL, LLAMA_PATTERN("\\p{N}")},
-    [PRE_LLAMA_BPE] = {"llama-bpe", NULL, LLAMA_PATTERN("\\p{N}{1,3}")},
+    [PRE_GPT2] = {"gpt-2", NULL, GPT2_PATTERN, NULL},
+    [PRE_SMOLLM] = {"smollm", "\\p{N}|\\P{N}+", GPT2_PATTERN, NULL},
+    [PRE_QWEN2] = {"qwen2", NULL, LLAMA_PATTERN("\\p{L}", "\\p{N}"), LLAMA_PUBLISHED("\\p{L}", "\\p{L}", "\\p{N}")},
+    [PRE_QWEN35] = {"qwen35", NULL, LLAMA_PATTERN(MARKED, "\\p{N}"),
+                    LLAMA_PUBLISHED("[" MARKED "]", MARKED, "\\p{N}")},
+    [PRE_LLAMA_BPE] = {"llama-bpe", NULL, LLAMA_PATTERN("\\p{L}", "\\p{N}{1,3}"),
+                       LLAMA_PUBLISHED("\\p{L}", "\\p{L}", "\\p{N}{1,3}")},
 };
 
 struct splitter {
@@ -68,6 +77,16 @@ bool pre_kind_parse(const char *name, size_t len, enum pre_kind *out)
 }
 
 const char *pre_kind_name(enum pre_kind kind) { return PRES[kind].name; }
+
+bool pre_kind_published(const char *regex, enum pre_kind *out)
+{
+    for (size_t i = 0; i < sizeof PRES / sizeof PRES[0]; i++) {
+        if (!PRES[i].published || strcmp(PRES[i].published, regex) != 0) continue;
+        *out = (enum pre_kind)i;
+        return true;
+    }
+    return false;
+}
 
 static enum rc compile(const char *pattern, bool jit, pcre2_code **out, struct err *e)
 {

@@ -4,11 +4,13 @@
 
 #include "base.h"
 
-enum pre_kind { PRE_GPT2, PRE_SMOLLM, PRE_QWEN2, PRE_LLAMA_BPE };
+enum pre_kind { PRE_GPT2, PRE_SMOLLM, PRE_QWEN2, PRE_QWEN35, PRE_LLAMA_BPE };
 
 /* The name in tokenizer.ggml.pre; false: not one of ours. */
 bool pre_kind_parse(const char *name, size_t len, enum pre_kind *out);
 const char *pre_kind_name(enum pre_kind kind);
+/* By the exact text of the expression in a tokenizer.json's Split; false: not one of ours. */
+bool pre_kind_published(const char *regex, enum pre_kind *out);
 
 struct splitter;
 

@@ -71,10 +71,16 @@ static struct kern_weight *random_weight(struct bench *b, enum quant_format f, i
         stored[i + 1] = 0x20;
         if (f == QUANT_Q4_1) stored[i + 3] = 0x20;
     }
-    const struct kern_weight_part part = {f, stored, (uint64_t)cols, 0, (uint64_t)rows, 0, (uint64_t)cols};
+    const struct kern_span all_rows = {0, (uint64_t)rows}, all_cols = {0, (uint64_t)cols};
+    const struct kern_weight_part part = {
+        .matrix = {.format = f, .rows = (uint64_t)rows, .cols = (uint64_t)cols, .bytes = stored, .global = 1},
+        .rows = &all_rows,
+        .n_rows = 1,
+        .cols = &all_cols,
+        .n_cols = 1};
     struct kern_weight *w;
     struct err e = {0};
-    if (b->k->weight_load(b->k, &part, 1, &w, &e) != RC_OK) fail("weight", &e);
+    if (b->k->weight_load(b->k, &part, 1, KERN_WEIGHTS_NATIVE, &w, &e) != RC_OK) fail("weight", &e);
     free(stored);
     return w;
 }
@@ -83,7 +89,7 @@ static void set_up(struct bench *b)
 {
     const struct shape *s = &b->shape;
     const int heads = s->q_heads + 2 * s->kv_heads;
-    b->attn = (struct kern_attn_shape){s->q_heads, s->kv_heads, HEAD_DIM, HEAD_DIM, true, KV_F16};
+    b->attn = (struct kern_attn_shape){.n_heads = s->q_heads, .n_kv_heads = s->kv_heads, .head_dim = HEAD_DIM, .rope_dim = HEAD_DIM, .rope_adjacent = true, .kv = KV_F16};
     for (int l = 0; l < LAYERS; l++) {
         b->weights[l][0] = random_weight(b, QUANT_Q4_1, heads * HEAD_DIM, HIDDEN);
         b->weights[l][1] = random_weight(b, QUANT_Q4_1, HIDDEN, s->q_heads * HEAD_DIM);
@@ -125,7 +131,7 @@ static void step(struct bench *b, enum kern_provenance p, int rows, int position
     for (int l = 0; l < LAYERS; l++) {
         k->linear(k, b->weights[l][0], p, b->x, rows, b->y);
         clock_op(b, OP_QKV, &last);
-        k->rope_kv_append(k, &b->attn, segments, n, b->cos_sin, b->y, b->kv[l]);
+        k->rope_kv_append(k, &b->attn, &(struct kern_attn_weights){0}, segments, n, b->cos_sin, b->y, b->kv[l]);
         clock_op(b, OP_ROPE, &last);
         k->attention(k, &b->attn, p, segments, n, b->y, b->kv[l], b->y + MAX_TOKENS * 2048);
         clock_op(b, OP_ATTENTION, &last);

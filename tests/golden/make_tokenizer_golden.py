@@ -3,14 +3,15 @@
 
     python make_tokenizer_golden.py SmolLM2-135M-Instruct.Q4_1.gguf > tokenizer_smollm2.txt
 
-The vocabulary and the merges are those of the model file; the four pre-tokenizers are put over the same vocabulary:
-smollm and gpt-2 as the library's own Digits and ByteLevel, qwen2 and llama-bpe as a Split with the families' published
-expressions. Needs the packages `tokenizers` and `gguf` (tests/requirements.txt). Nothing of tandem takes part.
+The vocabulary and the merges are those of the model file; the five pre-tokenizers are put over the same vocabulary:
+smollm and gpt-2 as the library's own Digits and ByteLevel, qwen2, qwen35 and llama-bpe as a Split with the families'
+published expressions. Needs the packages `tokenizers` and `gguf` (tests/requirements.txt). Nothing of tandem takes part.
 
 The output is lines of a first word and its value:
 
     text "..."          a text; \\xNN is a byte, \\\\ and \\" are themselves, everything else is printable ASCII
-    PRE IDS             its ids as user text, for PRE in smollm, gpt-2, qwen2 (without NFC), qwen2-nfc, llama-bpe
+    PRE IDS             its ids as user text, for PRE in smollm, gpt-2, qwen2 and qwen35 (without NFC), qwen2-nfc,
+                        llama-bpe
     special IDS         smollm again, with control tokens recognized in the text
     decoded PRE "..."   what the library makes of the ids again, where that is not the text
 
@@ -26,6 +27,7 @@ QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 LLAMA_BPE = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 CODE = [
@@ -116,6 +118,16 @@ PROSE = [
     "<reponame><repo_name>",
 ]
 
+# Marks in and around words, where the pre-tokenizers and normalization differ, and markup in the middle of text.
+MARKS = [
+    "a\u0300 \u0301b c\u0323\u0307d", "\u0915\u093f\u0924\u093e\u092c \u0939\u0948", "\u0e01\u0e33\u0e25\u0e31\u0e07",
+    "1\u0301 2\u20e3 !\u0301\u0302 \u0301\u0301", "'\u0301s '\u0301S x\u0301's", "\n\u0301\r\n\u0301 \u0301",
+    "\u0bb5\u0ba3\u0b95\u0bcd\u0b95\u0bae\u0bcd", "\u064a\u064f\u0648\u0646\u0650\u064a\u0643\u064f\u0648\u062f",
+    "<think>\n\u0338</think>", "a<think>b</think>\n\nc", "<think><think></think", "<tool_call>\n{}\n</tool_call>",
+    "<|im_start|>user\n\u4f60\u597d<|im_end|>\n<|im_start|>assistant\n<think>\n", "<|audio_start|>x<|audio_end|>",
+    "<tts_pad><|fim_prefix|> <|box_start|>", "\u1100\u1161\u11a8 \uac01 \u1112\u1161\u11ab\u0301", "\u212b\u0301 \u1e9b\u0323",
+]
+
 
 def runs():
     """Runs of one thing, alone and between letters, at lengths around the tokens that vocabularies hold."""
@@ -167,7 +179,7 @@ def mixtures(n):
 
 
 def texts():
-    everything = PROSE + CODE + list(runs()) + list(chats()) + list(mixtures(330))
+    everything = PROSE + CODE + list(runs()) + list(chats()) + list(mixtures(330)) + MARKS
     return list(dict.fromkeys(everything))
 
 
@@ -213,6 +225,7 @@ def main():
         "gpt-2": make(vocab, merges, level),
         "qwen2": make(vocab, merges, split(QWEN2)),
         "qwen2-nfc": make(vocab, merges, split(QWEN2), normalizer=normalizers.NFC()),
+        "qwen35": make(vocab, merges, split(QWEN35)),
         "llama-bpe": make(vocab, merges, split(LLAMA_BPE), ignore_merges=True),
     }
     special = make(vocab, merges, smollm)

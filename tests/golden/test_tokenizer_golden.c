@@ -1,5 +1,5 @@
 /* The tokenizer against Hugging Face `tokenizers`: every text of tokenizer_smollm2.txt, over the real model's vocabulary,
- * by all four pre-tokenizers, compiled and interpreted patterns alike; and SmolLM2's chat prompts as tokens.
+ * by all five pre-tokenizers, compiled and interpreted patterns alike; and SmolLM2's chat prompts as tokens.
  *
  *     test_tokenizer_golden SmolLM2-135M-Instruct.Q4_1.gguf
  */
@@ -20,7 +20,7 @@
 #include "tokenizer.h"
 #include "tokenizer_private.h"
 
-enum { SMOLLM, GPT2, QWEN2, QWEN2_NFC, LLAMA_BPE, SPECIAL, N_WAYS, MAX_RECORDS = 2000, MIN_RECORDS = 500 };
+enum { SMOLLM, GPT2, QWEN2, QWEN2_NFC, QWEN35, LLAMA_BPE, SPECIAL, N_WAYS, MAX_RECORDS = 2000, MIN_RECORDS = 500 };
 
 struct way {
     const char *name; /* in the file */
@@ -33,6 +33,7 @@ static const struct way WAYS[N_WAYS] = {
     [GPT2] = {"gpt-2", {.pre = "gpt-2"}, false},
     [QWEN2] = {"qwen2", {.pre = "qwen2", .no_normalize = true}, false},
     [QWEN2_NFC] = {"qwen2-nfc", {.pre = "qwen2"}, false},
+    [QWEN35] = {"qwen35", {.pre = "qwen35", .no_normalize = true}, false},
     [LLAMA_BPE] = {"llama-bpe", {.pre = "llama-bpe"}, false},
     [SPECIAL] = {"special", {.pre = "smollm"}, true},
 };
@@ -195,6 +196,7 @@ static void test_smollm(void **state) { check_way(*state, SMOLLM, false); }
 static void test_gpt2(void **state) { check_way(*state, GPT2, false); }
 static void test_qwen2(void **state) { check_way(*state, QWEN2, false); }
 static void test_qwen2_nfc(void **state) { check_way(*state, QWEN2_NFC, false); }
+static void test_qwen35(void **state) { check_way(*state, QWEN35, false); }
 static void test_llama_bpe(void **state) { check_way(*state, LLAMA_BPE, false); }
 static void test_special(void **state) { check_way(*state, SPECIAL, false); }
 
@@ -234,7 +236,7 @@ static void test_published(void **state)
     tokenizer_close(t);
 }
 
-/* The record whose text is a rendered prompt. */
+/* The record of a text. */
 static const struct record *find_record(const struct fixture *f, const struct buf *text)
 {
     for (size_t i = 0; i < f->n; i++)
@@ -253,23 +255,24 @@ static void test_chats(void **state)
     struct err e = {0};
     enum chat_format format;
     assert_int_equal(tokenizer_open(f->model, &t, &e), RC_OK);
-    assert_int_equal(chat_format_detect(f->model, &format, &e), RC_OK);
+    assert_int_equal(chat_format_choose(NULL, f->model, t, &format, &e), RC_OK);
     assert_int_equal(format, CHAT_SMOLLM2);
     for (size_t u = 0; u < sizeof users / sizeof users[0]; u++) {
         size_t len = strlen(users[u]);
-        struct chat_message one[] = {{"user", users[u], len}};
-        struct chat_message four[] = {
-            {"system", users[u], len}, {"user", "What?", 5}, {"assistant", users[u], len}, {"user", users[u], len}};
+        struct chat_message one[] = {{.role = "user", .text = users[u], .len = len}};
+        struct chat_message four[] = {{.role = "system", .text = users[u], .len = len},
+                                      {.role = "user", .text = "What?", .len = 5},
+                                      {.role = "assistant", .text = users[u], .len = len},
+                                      {.role = "user", .text = users[u], .len = len}};
         for (int many = 0; many < 2; many++) {
             struct buf text = {0};
             struct token_list got = {0};
-            const struct chat_message *messages = many ? four : one;
-            size_t n = many ? 4 : 1;
-            assert_int_equal(chat_template_render(format, messages, n, &text, &e), RC_OK);
+            const struct chat c = {.format = format, .messages = many ? four : one, .n_messages = many ? 4 : 1};
+            assert_int_equal(chat_template_encode(&c, t, &got, &e), RC_OK);
+            for (size_t i = 0; i < got.len; i++) assert_true(tokenizer_decode(t, got.ids[i], true, &text));
             const struct record *r = find_record(f, &text);
             assert_non_null(r);
             assert_true(r->given[SPECIAL]);
-            assert_int_equal(chat_template_encode(format, t, messages, n, &got, &e), RC_OK);
             expect_ids(r, &r->ids[SPECIAL], &got, "chat");
             token_list_free(&got);
             buf_free(&text);
@@ -294,7 +297,8 @@ int main(int argc, char **argv)
     struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(test_smollm, &f),      cmocka_unit_test_prestate(test_gpt2, &f),
         cmocka_unit_test_prestate(test_qwen2, &f),       cmocka_unit_test_prestate(test_qwen2_nfc, &f),
-        cmocka_unit_test_prestate(test_llama_bpe, &f),   cmocka_unit_test_prestate(test_special, &f),
+        cmocka_unit_test_prestate(test_qwen35, &f),      cmocka_unit_test_prestate(test_llama_bpe, &f),
+        cmocka_unit_test_prestate(test_special, &f),
         cmocka_unit_test_prestate(test_interpreted, &f), cmocka_unit_test_prestate(test_published, &f),
         cmocka_unit_test_prestate(test_chats, &f),
     };

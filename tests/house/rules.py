@@ -31,8 +31,9 @@ ENGINE_FOR_CUDA = {"base.h", "kern.h", "comm.h", "quant.h", "partition.h"}
 ENGINE_FOR_RUNNER = {"base.h", "engine.h", "lockstep.h", "sampler.h", "model_file.h", "prefix_store.h"}
 # Where the backend is chosen and named; it alone sees all of the engine.
 BACKEND_CHOOSERS = {"runner/rank_main.c"}
-# `tandem model` reports what each rank will hold of a model, and the identity names it: both read the engine's view.
-MAY_SEE_MODEL = {"runner/cmd_model.c", "runner/rank_identity.c"}
+# `tandem model` reports what each rank will hold of a model, shard stores it, and the identity names it: all read the engine's
+# view.
+MAY_SEE_MODEL = {"runner/cmd_model.c", "runner/cmd_shard.c", "runner/rank_identity.c"}
 BACKEND = {"kern.h", "kern_cpu.h", "kern_cuda.h", "comm_shm.h", "comm_cuda.h"}
 # exit statuses are decided in main; a fault injected on purpose may leave from inside a rank.
 MAY_EXIT = {"runner/main.c", "engine/fault.c"}
@@ -133,8 +134,8 @@ def check_listed(files):
         match = re.fullmatch(r"tests/fuzz/fuzz_(\w+)\.c", name)
         if match and not re.search(rf"tandem_fuzz\({match[1]}\)", tests):
             yield f"{file}:1: is not listed in tests/CMakeLists.txt"
-        # Programs, not modules; what makes golden data is run by hand.
-        by_hand = file.name.startswith("make_") or name == "tests/golden/reference.py"
+        # Programs, not modules; what makes golden data or measures is run by hand.
+        by_hand = file.name.startswith("make_") or name == "tests/golden/reference.py" or file.parts[:2] == ("tests", "bench")
         if file.suffix == ".py" and file.parts[0] == "tests" and not by_hand:
             runs = re.search(r"(?m)^(if __name__ == |sys\.exit\()", (ROOT / file).read_text(encoding="utf-8"))
             if runs and "/".join(file.parts[1:]) not in tests:

@@ -45,6 +45,28 @@ static void collect(struct engine_thread *t, struct engine *engine)
         }
 }
 
+static enum rc submit_all(const struct engine_thread *t, struct engine *engine, struct err *err)
+{
+    const struct engine_group *g = t->group;
+    enum rc rc = RC_OK;
+    for (size_t i = 0; i < t->n && rc == RC_OK; i++) {
+        struct engine_request r = t->requests[i];
+        if (g->load_id == r.id) {
+            r.snapshot = g->load[t->rank].data;
+            r.snapshot_bytes = g->load[t->rank].len;
+        }
+        rc = engine_submit(engine, &r, err);
+    }
+    return rc;
+}
+
+static enum rc save(const struct engine_thread *t, struct engine *engine, struct err *err)
+{
+    const struct engine_group *g = t->group;
+    if (!g->save_id || engine_position(engine, g->save_id) != g->save_position) return RC_OK;
+    return engine_snapshot(engine, g->save_id, &g->saved[t->rank], err);
+}
+
 static void *rank_body(void *argument)
 {
     struct engine_thread *t = argument;
@@ -57,9 +79,10 @@ static void *rank_body(void *argument)
     enum rc rc = kern_cpu_open(t->group->isa, t->group->threads, &kern, err);
     if (rc == RC_OK) rc = comm_shm_open(t->segment, t->rank, &comm, err);
     if (rc == RC_OK) rc = engine_open(&o, kern, comm, t->segment, &engine, err);
-    for (size_t i = 0; i < t->n && rc == RC_OK; i++) rc = engine_submit(engine, &t->requests[i], err);
+    if (rc == RC_OK) rc = submit_all(t, engine, err);
     while (rc == RC_OK && engine_busy(engine)) {
         rc = engine_step(engine, err);
+        if (rc == RC_OK) rc = save(t, engine, err);
         if (rc == RC_RETRY) rc = RC_OK;
         if (rc == RC_OK && t->rank == 0) collect(t, engine);
     }

@@ -19,6 +19,11 @@ struct engine_group {
     const char *isa;
     int threads;                   /* OpenMP threads of each rank */
     struct lockstep_bounds bounds;
+    uint64_t save_id;              /* a snapshot is taken of this request when it gets to save_position; 0: of none */
+    int save_position;
+    struct buf *saved;             /* [MAX_RANKS] the ranks' shares, replaced */
+    uint64_t load_id;              /* this request comes with the shares in load */
+    const struct buf *load;        /* [MAX_RANKS] */
     /* out */
     struct engine_stats stats;
     struct err err[MAX_RANKS];     /* of each rank, rc RC_OK when it ended well */

@@ -36,9 +36,10 @@ struct engine {
     int32_t token;
 };
 
-enum rc rank_identity(const struct options *o, struct buf *out, struct err *e)
+enum rc rank_identity(const struct options *o, int rank, struct buf *out, struct err *e)
 {
     (void)o;
+    (void)rank;
     buf_clear(out);
     return buf_append_str(out, FAKE_IDENTITY) ? RC_OK : err_no_memory(e);
 }
@@ -74,7 +75,7 @@ void engine_close(struct engine *e) { free(e); }
 struct engine_sizes engine_sizes_of(const struct engine *e)
 {
     (void)e;
-    return (struct engine_sizes){{1000, 100, 4096}, 11, 22, 33};
+    return (struct engine_sizes){{1000, 100, 4096}, 11, 22, 0, 33};
 }
 
 enum rc engine_limits_plan(const struct engine_options *o, const struct model_file *m, struct engine_limits *out,

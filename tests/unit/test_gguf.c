@@ -344,6 +344,21 @@ static void big_dim(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){UINT64
 static void big_bytes(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){1ull << 62}, 0); }
 static void odd_row(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){48}, 3); }
 static void odd_super_row(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){128}, 12); }
+static void odd_mxfp4_row(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){16}, 39); }
+static void odd_nvfp4_row(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){32}, 40); }
+
+/* An NVFP4 matrix of one row and a companion of n numbers of this type. */
+static void nvfp4_with(struct gguf_build *g, const char *companion, uint32_t type, uint64_t n, float value)
+{
+    add_entry(g, "x.weight", 2, (uint64_t[]){64, 1}, 40, g->data.len);
+    for (int i = 0; i < 64; i++) buf_append(&g->data, "", 1);
+    add_entry(g, companion, 1, &n, type, g->data.len);
+    for (int i = 0; i < 8; i++) buf_append(&g->data, &value, sizeof value);
+}
+static void two_scales(struct gguf_build *g) { nvfp4_with(g, "x.scale", 0, 2, 1); }
+static void f16_scale(struct gguf_build *g) { nvfp4_with(g, "x.scale", 1, 1, 1); }
+static void zero_scale(struct gguf_build *g) { nvfp4_with(g, "x.scale", 0, 1, 0); }
+
 static void type_q2_k(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){256}, 10); }
 static void type_removed(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){256}, 4); }
 static void type_none(struct gguf_build *g) { one_tensor(g, 1, (uint64_t[]){256}, 0xffffffff); }
@@ -403,6 +418,11 @@ static const struct damage damages[] = {
     {"big bytes", big_bytes, "gguf_bad_shape", "blk.0.odd"},
     {"odd row", odd_row, "gguf_bad_shape", "rows of 48"},
     {"odd super row", odd_super_row, "gguf_bad_shape", "rows of 128"},
+    {"odd MXFP4 row", odd_mxfp4_row, "gguf_bad_shape", "rows of 16 values, no multiple of a MXFP4 block (32)"},
+    {"odd NVFP4 row", odd_nvfp4_row, "gguf_bad_shape", "rows of 32 values, no multiple of a NVFP4 block (64)"},
+    {"two scales", two_scales, "gguf_bad_shape", "tensor x.scale is not one number of F32"},
+    {"F16 scale", f16_scale, "gguf_bad_shape", "tensor x.scale is not one number of F32"},
+    {"zero scale", zero_scale, "gguf_bad_scale", "tensor x.scale is 0, not a number above 0"},
     {"type Q2_K", type_q2_k, "gguf_unsupported_format", "tensor blk.0.odd is stored as type 10 (Q2_K)"},
     {"type removed", type_removed, "gguf_unsupported_format", "type 4 (unknown)"},
     {"type none", type_none, "gguf_unsupported_format", "type 4294967295"},
@@ -490,6 +510,52 @@ static void accepts_what_is_unusual_but_right(void **state)
     buf_free(&file);
 }
 
+/* The factor of an NVFP4 matrix becomes part of it; beside others it stays a tensor, and so does what is alike in name. */
+static void joins_nvfp4_with_its_scale(void **state)
+{
+    (void)state;
+    struct buf file = {0};
+    struct model_file *m = NULL;
+    void *copy;
+    static const struct {
+        const char *companion;
+        uint32_t type; /* of the matrix */
+        float global;
+        size_t tensors;
+    } cases[] = {
+        {"x.scale", 40, 0.25f, 1}, {"x.input_scale", 40, 1, 1}, {"y.scale", 40, 1, 2},
+        {"x.scale", 39, 1, 2},     {"x.scales", 40, 1, 2},      {"x.input_scale", 0, 1, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct gguf_build g = {0};
+        const float quarter = 0.25f;
+        add_entry(&g, cases[i].companion, 1, (uint64_t[]){1}, 0, 0);
+        buf_append(&g.data, &quarter, sizeof quarter);
+        pad(&g.data, 32);
+        add_entry(&g, "x.weight", 2, (uint64_t[]){64, 2}, cases[i].type, g.data.len);
+        for (int k = 0; k < 512; k++) buf_append(&g.data, &(uint8_t){(uint8_t)k}, 1);
+        build_file(&g, &file);
+        assert_int_equal(open_copy(file.data, file.len, &copy, &m, NULL), RC_OK);
+        const struct tensor_view *t = model_file_tensor(m, "x.weight");
+        assert_int_equal(model_file_tensor_count(m), cases[i].tensors);
+        assert_int_equal(model_file_tensor(m, cases[i].companion) != NULL, cases[i].tensors == 2);
+        assert_non_null(t);
+        assert_true(t->matrix.global == cases[i].global && !t->matrix.divide);
+        assert_int_equal(t->matrix.rows, 2);
+        assert_int_equal(t->matrix.cols, 64);
+        if (cases[i].type == 40) {
+            assert_int_equal(t->format, QUANT_NVFP4);
+            assert_int_equal(t->n_bytes, 2 * 36);
+        } else if (cases[i].type == 39) {
+            assert_int_equal(t->format, QUANT_MXFP4);
+            assert_int_equal(t->n_bytes, 2 * 2 * 17);
+        }
+        model_file_close(m);
+        free(copy);
+    }
+    buf_free(&file);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -501,6 +567,7 @@ int main(void)
         cmocka_unit_test(refuses_every_damage),
         cmocka_unit_test(names_the_byte),
         cmocka_unit_test(accepts_what_is_unusual_but_right),
+        cmocka_unit_test(joins_nvfp4_with_its_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

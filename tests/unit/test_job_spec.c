@@ -445,6 +445,70 @@ static void test_fields_not_served(void **state)
     expect_fault(HEAD_COMPLETION "{\"prompt\":\"p\",\"tools\":[1]}}", "unknown_parameter", "tools");
 }
 
+#define KWARGS(fields) "\"chat_template_kwargs\":{" fields "}"
+
+static void expect_thinking(const char *fields, enum job_switch enable, enum job_switch preserve, const char *effort,
+                            const char *param)
+{
+    char line[600];
+    struct job_spec s;
+    snprintf(line, sizeof line, HEAD "{" HELLO ",%s}}", fields);
+    expect_fine(line, &s);
+    if (s.thinking.enable != enable || s.thinking.preserve != preserve || strcmp(s.thinking.effort, effort))
+        fail_msg("%s: %d %d %s", fields, s.thinking.enable, s.thinking.preserve, s.thinking.effort);
+    if (param) assert_string_equal(s.thinking.effort_param, param);
+    job_spec_free(&s);
+}
+
+static void test_thinking(void **state)
+{
+    (void)state;
+    const enum job_switch NO = JOB_SWITCH_DEFAULT, OFF = JOB_SWITCH_OFF, ON = JOB_SWITCH_ON;
+    static const char plain[] = "reasoning_effort", inside[] = "chat_template_kwargs.reasoning_effort";
+    expect_thinking("\"n\":1", NO, NO, "", NULL);
+    expect_thinking(KWARGS("") ",\"reasoning_effort\":null", NO, NO, "", NULL);
+    expect_thinking("\"chat_template_kwargs\":null", NO, NO, "", NULL);
+    expect_thinking(KWARGS("\"enable_thinking\":null,\"preserve_thinking\":null,\"reasoning_effort\":null"), NO, NO, "", NULL);
+    expect_thinking(KWARGS("\"enable_thinking\":true"), ON, NO, "", NULL);
+    expect_thinking(KWARGS("\"enable_thinking\":false,\"preserve_thinking\":true"), OFF, ON, "", NULL);
+    expect_thinking(KWARGS("\"preserve_thinking\":false,\"reasoning_effort\":\"low\""), NO, OFF, "low", inside);
+    expect_thinking("\"reasoning_effort\":\"medium\"", NO, NO, "medium", plain);
+    expect_thinking("\"reasoning_effort\":\"xhigh\"," KWARGS("\"reasoning_effort\":\"xhigh\""), NO, NO, "xhigh", plain);
+    expect_thinking("\"reasoning_effort\":\"low\"," KWARGS("\"enable_thinking\":false"), OFF, NO, "low", plain);
+    expect_thinking("\"reasoning_effort\":\"none\"", OFF, NO, "", NULL);
+    expect_thinking("\"reasoning_effort\":\"none\"," KWARGS("\"enable_thinking\":false"), OFF, NO, "", NULL);
+
+    static const char *const bad[][3] = {
+        {KWARGS("\"enable_thinking\":1"), "invalid_type", "chat_template_kwargs.enable_thinking"},
+        {KWARGS("\"preserve_thinking\":\"yes\""), "invalid_type", "chat_template_kwargs.preserve_thinking"},
+        {KWARGS("\"reasoning_effort\":\"high\""), "unsupported_value", inside},
+        {KWARGS("\"reasoning_effort\":\"none\""), "unsupported_value", inside},
+        {KWARGS("\"reasoning_effort\":2"), "invalid_type", inside},
+        {KWARGS("\"thinking\":true"), "unknown_parameter", "chat_template_kwargs.thinking"},
+        {KWARGS("\"b\":1,\"a\":1"), "unknown_parameter", "chat_template_kwargs.a"},
+        {"\"chat_template_kwargs\":[]", "invalid_type", "chat_template_kwargs"},
+        {"\"chat_template_kwargs\":\"x\"", "invalid_type", "chat_template_kwargs"},
+        {"\"reasoning_effort\":\"high\"", "unsupported_value", plain},
+        {"\"reasoning_effort\":\"minimal\"", "unsupported_value", plain},
+        {"\"reasoning_effort\":\"\"", "unsupported_value", plain},
+        {"\"reasoning_effort\":\"low\\u0000\"", "invalid_value", plain},
+        {"\"reasoning_effort\":5", "invalid_type", plain},
+        {"\"reasoning_effort\":\"low\"," KWARGS("\"reasoning_effort\":\"medium\""), "invalid_value", plain},
+        {"\"reasoning_effort\":\"none\"," KWARGS("\"reasoning_effort\":\"low\""), "invalid_value", plain},
+        {"\"reasoning_effort\":\"none\"," KWARGS("\"enable_thinking\":true"), "invalid_value", plain},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) expect_field(bad[i][0], bad[i][1], bad[i][2]);
+    expect_fault(HEAD_COMPLETION "{\"prompt\":\"p\",\"reasoning_effort\":\"low\"}}", "unknown_parameter", plain);
+    expect_fault(HEAD_COMPLETION "{\"prompt\":\"p\",\"chat_template_kwargs\":{}}}", "unknown_parameter",
+                 "chat_template_kwargs");
+
+    /* part of the result's key, like everything else in a body */
+    struct job_spec s;
+    expect_fine(HEAD "{" HELLO "," KWARGS("\"enable_thinking\":false") "}}", &s);
+    assert_non_null(strstr(s.canonical_body, "\"chat_template_kwargs\":{\"enable_thinking\":false}"));
+    job_spec_free(&s);
+}
+
 static void test_first_fault_ignores_key_order(void **state)
 {
     (void)state;
@@ -483,6 +547,45 @@ static void test_messages(void **state)
     expect_messages("[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{}]}]", "unsupported_parameter",
                     "messages[0].tool_calls");
     expect_messages("[{\"role\":\"user\",\"content\":\"a\",\"extra\":1}]", "unknown_parameter", "messages[0].extra");
+}
+
+/* fields: of an assistant's message. want NULL: no thoughts are given. */
+static void expect_reasoning(const char *fields, const char *want)
+{
+    char line[600];
+    struct job_spec s;
+    snprintf(line, sizeof line, HEAD "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\"%s}]}}", fields);
+    expect_fine(line, &s);
+    assert_true(!s.messages[0].reasoning == !want);
+    if (want) {
+        assert_string_equal(s.messages[0].reasoning, want);
+        assert_int_equal(s.messages[0].reasoning_len, strlen(want));
+    }
+    job_spec_free(&s);
+}
+
+static void test_reasoning(void **state)
+{
+    (void)state;
+    expect_reasoning("", NULL);
+    expect_reasoning(",\"reasoning_content\":null,\"reasoning\":null", NULL);
+    expect_reasoning(",\"reasoning_content\":\"\"", ""); /* given, and empty */
+    expect_reasoning(",\"reasoning_content\":\"why\"", "why");
+    expect_reasoning(",\"reasoning\":\"why\"", "why");
+    expect_reasoning(",\"reasoning\":\"why\",\"reasoning_content\":\"why\"", "why");
+    static const char *const bad[][3] = {
+        {"\"assistant\",\"reasoning\":\"a\",\"reasoning_content\":\"b\"", "invalid_value", "messages[0].reasoning"},
+        {"\"assistant\",\"reasoning_content\":[]", "invalid_type", "messages[0].reasoning_content"},
+        {"\"assistant\",\"reasoning\":{}", "invalid_type", "messages[0].reasoning"},
+        {"\"assistant\",\"reasoning\":\"\\u0000\"", "invalid_value", "messages[0].reasoning"},
+        {"\"user\",\"reasoning_content\":\"a\"", "invalid_value", "messages[0].reasoning_content"},
+        {"\"system\",\"reasoning\":\"\"", "invalid_value", "messages[0].reasoning"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char messages[200];
+        snprintf(messages, sizeof messages, "[{\"content\":\"x\",\"role\":%s}]", bad[i][0]);
+        expect_messages(messages, bad[i][1], bad[i][2]);
+    }
 }
 
 static void test_parts(void **state)
@@ -608,8 +711,10 @@ int main(void)
         cmocka_unit_test(test_huge_integers),
         cmocka_unit_test(test_stop),
         cmocka_unit_test(test_fields_not_served),
+        cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_first_fault_ignores_key_order),
         cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_reasoning),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_long_unknown_key),

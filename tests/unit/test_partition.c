@@ -50,6 +50,23 @@ static void assert_whole(const struct model_config *c, const struct partition *p
     assert_tiles(vocab, p->ranks, c->vocab, 16);
 }
 
+/* Value heads go with their key heads, dealt as evenly as it goes; without GDN nobody has any. */
+static void assert_gdn_whole(const struct model_config *c, const struct partition *p)
+{
+    const struct range *k[MAX_RANKS], *v[MAX_RANKS];
+    int each = c->gdn_v_heads ? c->gdn_v_heads / c->gdn_k_heads : 0;
+    for (int r = 0; r < p->ranks; r++) {
+        k[r] = &p->part[r].gdn_k_heads;
+        v[r] = &p->part[r].gdn_v_heads;
+        assert_int_equal(v[r]->first, k[r]->first * each);
+        assert_int_equal(v[r]->count, k[r]->count * each);
+        if (r) assert_in_range(k[r - 1]->count - k[r]->count, 0, 1);
+        if (r) assert_in_range(k[0]->count - k[r]->count, 0, 1);
+    }
+    assert_tiles(k, p->ranks, c->gdn_k_heads, 1);
+    assert_tiles(v, p->ranks, c->gdn_v_heads, each ? each : 1);
+}
+
 static void tiles_for_all_ranks_and_widths(void **state)
 {
     (void)state;
@@ -70,9 +87,45 @@ static void tiles_for_all_ranks_and_widths(void **state)
             assert_int_equal(partition_make(&c, ranks, step, &p, NULL), RC_OK);
             assert_int_equal(p.ranks, ranks);
             assert_whole(&c, &p, step);
+            assert_gdn_whole(&c, &p);
             made++;
         }
     assert_true(made > 9000);
+}
+
+static void deals_gdn_heads(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks++)
+        for (int k_heads = 1; k_heads <= 17; k_heads++)
+            for (int each = 1; each <= 4; each++) {
+                struct model_config c = smollm2;
+                struct partition p;
+                c.gdn_k_heads = k_heads;
+                c.gdn_v_heads = k_heads * each;
+                assert_int_equal(partition_make(&c, ranks, 32, &p, NULL), RC_OK);
+                assert_whole(&c, &p, 32);
+                assert_gdn_whole(&c, &p);
+            }
+}
+
+/* Qwen3.8-27B on two ranks: halves of everything. On three: 2/1/1 KV heads, 6/5/5 key heads. */
+static void divides_the_27b_as_designed(void **state)
+{
+    (void)state;
+    const struct model_config c = {.hidden = 5120, .ffn = 17408, .n_heads = 24, .n_kv_heads = 4, .head_dim = 256, .vocab = 248320,
+                                   .gdn_k_heads = 16, .gdn_v_heads = 48};
+    struct partition p;
+    assert_int_equal(partition_make(&c, 2, PARTITION_FFN_STEP, &p, NULL), RC_OK);
+    for (int r = 0; r < 2; r++) {
+        struct rank_part half = {{12 * r, 12}, {2 * r, 2}, {8 * r, 8}, {24 * r, 24}, {8704 * r, 8704}, {124160 * r, 124160}};
+        assert_memory_equal(&p.part[r], &half, sizeof half);
+    }
+    assert_int_equal(partition_make(&c, 3, PARTITION_FFN_STEP, &p, NULL), RC_OK);
+    assert_int_equal(p.part[0].q_heads.count, 12);
+    assert_int_equal(p.part[2].gdn_k_heads.first, 11);
+    assert_int_equal(p.part[2].gdn_v_heads.first, 33);
+    assert_int_equal(p.part[2].gdn_v_heads.count, 15);
 }
 
 /* Every half of a layer waits for its slowest rank: no rank has more than one piece beyond another's. */
@@ -96,14 +149,14 @@ static void divides_smollm2_as_designed(void **state)
     (void)state;
     struct partition p;
     assert_int_equal(partition_make(&smollm2, 1, 32, &p, NULL), RC_OK);
-    assert_memory_equal(&p.part[0], &((struct rank_part){{0, 9}, {0, 3}, {0, 1536}, {0, 49152}}), sizeof p.part[0]);
+    assert_memory_equal(&p.part[0], &((struct rank_part){{0, 9}, {0, 3}, {0, 0}, {0, 0}, {0, 1536}, {0, 49152}}), sizeof p.part[0]);
     assert_int_equal(partition_make(&smollm2, 2, 32, &p, NULL), RC_OK);
-    assert_memory_equal(&p.part[0], &((struct rank_part){{0, 6}, {0, 2}, {0, 768}, {0, 24576}}), sizeof p.part[0]);
-    assert_memory_equal(&p.part[1], &((struct rank_part){{6, 3}, {2, 1}, {768, 768}, {24576, 24576}}),
+    assert_memory_equal(&p.part[0], &((struct rank_part){{0, 6}, {0, 2}, {0, 0}, {0, 0}, {0, 768}, {0, 24576}}), sizeof p.part[0]);
+    assert_memory_equal(&p.part[1], &((struct rank_part){{6, 3}, {2, 1}, {0, 0}, {0, 0}, {768, 768}, {24576, 24576}}),
                         sizeof p.part[1]);
     assert_int_equal(partition_make(&smollm2, 3, 32, &p, NULL), RC_OK);
     for (int r = 0; r < 3; r++) {
-        struct rank_part third = {{3 * r, 3}, {r, 1}, {512 * r, 512}, {16384 * r, 16384}};
+        struct rank_part third = {{3 * r, 3}, {r, 1}, {0, 0}, {0, 0}, {512 * r, 512}, {16384 * r, 16384}};
         assert_memory_equal(&p.part[r], &third, sizeof third);
     }
     assert_int_equal(partition_make(&smollm2, 4, 32, &p, NULL), RC_OK);
@@ -175,16 +228,21 @@ static void digest_tells_partitions_apart(void **state)
 {
     (void)state;
     struct partition p, q;
-    assert_int_equal(partition_make(&smollm2, 3, 32, &p, NULL), RC_OK);
-    assert_int_equal(partition_make(&smollm2, 3, 32, &q, NULL), RC_OK);
+    struct model_config c = smollm2;
+    c.gdn_k_heads = 4;
+    c.gdn_v_heads = 12;
+    assert_int_equal(partition_make(&c, 3, 32, &p, NULL), RC_OK);
+    assert_int_equal(partition_make(&c, 3, 32, &q, NULL), RC_OK);
     uint64_t digest = partition_digest(&p);
     assert_true(partition_digest(&q) == digest);
-    uint64_t seen[1 + 3 * 8 + 1] = {digest};
+    uint64_t seen[1 + 3 * 12 + 1] = {digest};
     int n = 1;
     for (int r = 0; r < 3; r++)
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 12; i++) {
             q = p;
-            struct range *ranges[] = {&q.part[r].q_heads, &q.part[r].kv_heads, &q.part[r].ffn, &q.part[r].vocab};
+            struct rank_part *part = &q.part[r];
+            struct range *ranges[] = {&part->q_heads,     &part->kv_heads, &part->gdn_k_heads,
+                                      &part->gdn_v_heads, &part->ffn,      &part->vocab};
             if (i % 2)
                 ranges[i / 2]->count++;
             else
@@ -207,7 +265,8 @@ int main(void)
         cmocka_unit_test(tiles_for_all_ranks_and_widths), cmocka_unit_test(deals_evenly),
         cmocka_unit_test(divides_smollm2_as_designed),    cmocka_unit_test(cuts_k_quants_at_whole_blocks),
         cmocka_unit_test(leaves_the_rest_to_the_last),    cmocka_unit_test(refuses_what_cannot_be_shared),
-        cmocka_unit_test(digest_tells_partitions_apart),
+        cmocka_unit_test(digest_tells_partitions_apart),  cmocka_unit_test(deals_gdn_heads),
+        cmocka_unit_test(divides_the_27b_as_designed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

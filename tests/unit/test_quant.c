@@ -1,5 +1,6 @@
-/* quant: decoding against vectors of the `gguf` package (tests/golden/make_quant_vectors.py), bit for bit; the view of
- * codes against the decoded values; half precision against its definition. Runs in the source folder. */
+/* quant: decoding of stored blocks against vectors of independent decoders (tests/golden/make_quant_vectors.py), bit for bit;
+ * the view of codes against the decoded values; every number of 16 and 8 bits against its definition. Matrices with scales
+ * beside their codes are tested in test_quant_matrix. Runs in the source folder. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -14,6 +15,7 @@
 #include "quant.h"
 
 #define VECTORS "tests/golden/quant_vectors.txt"
+enum { MOST_VALUES = 2048, MOST_GROUPS = MOST_VALUES / 16 };
 
 struct vectors {
     enum quant_format format;
@@ -89,7 +91,8 @@ static void decodes_every_format_bit_for_bit(void **state)
         free_vectors(&v);
     }
     fclose(file);
-    assert_int_equal(seen, (1u << QUANT_FORMATS) - 1);
+    const unsigned of_safetensors = 1u << QUANT_FP8 | 1u << QUANT_FP4_PAIRS | 1u << QUANT_E8M0; /* no blocks */
+    assert_int_equal(seen, ((1u << QUANT_FORMATS) - 1) & ~of_safetensors);
 }
 
 /* Blocks decode alike alone and in a row, from any address. */
@@ -103,9 +106,9 @@ static void decodes_blocks_independently(void **state)
         size_t block = quant_block_values(v.format), block_bytes = quant_block_bytes(v.format), n_bytes;
         assert_true(quant_row_bytes(v.format, v.n, &n_bytes));
         uint8_t *shifted = malloc(n_bytes + 1);
-        float whole[1536], one[256];
+        float whole[MOST_VALUES], one[256];
         assert_non_null(shifted);
-        assert_true(v.n <= 1536);
+        assert_true(v.n <= MOST_VALUES);
         memcpy(shifted + 1, v.stored, n_bytes);
         quant_decode(v.format, shifted + 1, v.n, whole);
         for (size_t b = 0; b < v.n / block; b++) {
@@ -120,11 +123,11 @@ static void decodes_blocks_independently(void **state)
 
 static void check_codes(const struct vectors *v)
 {
-    int8_t codes[1536];
-    float values[1536], scales[96], mins[96];
+    int8_t codes[MOST_VALUES];
+    float values[MOST_VALUES], scales[MOST_GROUPS], mins[MOST_GROUPS];
     size_t group = quant_group_values(v->format);
     int bits = quant_code_bits(v->format);
-    assert_true(v->n <= 1536);
+    assert_true(v->n <= MOST_VALUES);
     quant_decode(v->format, v->stored, v->n, values);
     quant_decode_codes(v->format, v->stored, v->n, codes, scales, mins);
     size_t compared = 0;
@@ -159,7 +162,7 @@ static void codes_stand_for_the_same_values(void **state)
         free_vectors(&v);
     }
     fclose(file);
-    assert_int_equal(with_codes, 8);
+    assert_int_equal(with_codes, 10);
 }
 
 static void knows_sizes(void **state)
@@ -173,7 +176,9 @@ static void knows_sizes(void **state)
         {QUANT_F32, 1, 4, 0, 0},       {QUANT_F16, 1, 2, 0, 0},       {QUANT_BF16, 1, 2, 0, 0},
         {QUANT_Q4_0, 32, 18, 32, 4},   {QUANT_Q4_1, 32, 20, 32, 4},   {QUANT_Q5_0, 32, 22, 32, 5},
         {QUANT_Q5_1, 32, 24, 32, 5},   {QUANT_Q8_0, 32, 34, 32, 8},   {QUANT_Q4_K, 256, 144, 32, 4},
-        {QUANT_Q5_K, 256, 176, 32, 5}, {QUANT_Q6_K, 256, 210, 16, 6},
+        {QUANT_Q5_K, 256, 176, 32, 5}, {QUANT_Q6_K, 256, 210, 16, 6}, {QUANT_MXFP4, 32, 17, 32, 8},
+        {QUANT_NVFP4, 64, 36, 16, 8},  {QUANT_FP8, 1, 1, 0, 0},       {QUANT_FP4_PAIRS, 2, 1, 16, 8},
+        {QUANT_E8M0, 1, 1, 0, 0},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         enum quant_format f = sizes[i].f;
@@ -239,6 +244,53 @@ static void rounds_to_the_nearest_half(void **state)
     assert_true((quant_f32_to_f16(NAN) & 0x7fff) > 0x7c00);
 }
 
+/* Sign, four bits of exponent (bias 7), three of fraction; the largest magnitude is NaN's. */
+static void reads_every_e4m3(void **state)
+{
+    (void)state;
+    for (int code = 0; code < 256; code++) {
+        const int exponent = code >> 3 & 15, fraction = code & 7;
+        const double magnitude = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+        const uint8_t byte = (uint8_t)code;
+        const float f = quant_e4m3_to_f32(byte);
+        float decoded;
+        quant_decode(QUANT_FP8, &byte, 1, &decoded);
+        assert_int_equal(bits_of(decoded), bits_of(f));
+        assert_int_equal(isnan(f) != 0, (code & 0x7f) == 0x7f);
+        if (!isnan(f)) assert_true((double)f == (code & 0x80 ? -magnitude : magnitude));
+        assert_int_equal(signbit(f) != 0, code >> 7);
+    }
+    assert_true(quant_e4m3_to_f32(0x7e) == 448.0f);
+    assert_true(quant_e4m3_to_f32(0x01) == 0x1p-9f);
+}
+
+/* Sign, two bits of exponent (bias 1), one of fraction. */
+static void reads_every_e2m1(void **state)
+{
+    (void)state;
+    static const float numbers[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    for (int code = 0; code < 256; code++) {
+        const int exponent = code >> 1 & 3, fraction = code & 1;
+        const double magnitude = exponent ? ldexp(2 + fraction, exponent - 2) : ldexp(fraction, -1);
+        const float f = quant_e2m1_to_f32((uint8_t)code);
+        assert_true((double)f == (code & 8 ? -magnitude : magnitude));
+        assert_true(fabsf(f) == numbers[code & 7]);
+        if (f == 0) assert_false(signbit(f));
+        const uint8_t pair = (uint8_t)(code & 15);
+        float two[2];
+        quant_decode(QUANT_FP4_PAIRS, &pair, 2, two); /* the first is the low nibble */
+        assert_true(two[0] == f);
+        assert_true(two[1] == 0);
+    }
+}
+
+static void reads_every_e8m0(void **state)
+{
+    (void)state;
+    for (int code = 0; code < 255; code++) assert_true((double)quant_e8m0_to_f32((uint8_t)code) == ldexp(1, code - 127));
+    assert_true(isnan(quant_e8m0_to_f32(255)));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -248,6 +300,9 @@ int main(void)
         cmocka_unit_test(knows_sizes),
         cmocka_unit_test(reads_every_half),
         cmocka_unit_test(rounds_to_the_nearest_half),
+        cmocka_unit_test(reads_every_e4m3),
+        cmocka_unit_test(reads_every_e2m1),
+        cmocka_unit_test(reads_every_e8m0),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -182,7 +182,7 @@ static void test_whole_pieces(void **state)
     tokenizer_close(t);
 }
 
-/* Where the four differ: digits, contractions in capitals, and what a look-ahead at white space can see. */
+/* Where they differ: digits, contractions in capitals, and what a look-ahead at white space can see. */
 static void test_pre_tokenizers(void **state)
 {
     (void)state;
@@ -192,6 +192,7 @@ static void test_pre_tokenizers(void **state)
         {"gpt-2", "_ 1111 _ _ 1 A ' SA _ _ A"},
         {"smollm", "_ 1 1 1 1 __ 1 A ' SA _ _ A"}, /* the spaces' stretch ends at the digit */
         {"qwen2", "_ 1 1 1 1 _ _ 1 A 'S A _ _ A"},
+        {"qwen35", "_ 1 1 1 1 _ _ 1 A 'S A _ _ A"},
         {"llama-bpe", "_ 11 1 1 _ _ 1 A 'S A _ _ A"},
     };
     struct vocab v;
@@ -324,12 +325,12 @@ static void test_long_runs(void **state)
     enum { LEN = 60000 };
     static const char *const units[] = {"a",  " ",  "\n",           "\r\n",  " \n", "7",
                                         "\t", "'s", "\xe4\xb8\xad", "a \n ", "!",   "ab"};
-    static const char *const pres[] = {"gpt-2", "smollm", "qwen2", "llama-bpe"};
+    static const char *const pres[] = {"gpt-2", "smollm", "qwen2", "qwen35", "llama-bpe"};
     struct vocab v;
     struct err e = {0};
     vocab_default(&v);
     static char text[LEN];
-    for (size_t p = 0; p < 4; p++) {
+    for (size_t p = 0; p < sizeof pres / sizeof pres[0]; p++) {
         struct tokenizer *compiled = NULL, *interpreted = NULL;
         assert_int_equal(open_with(&v, &(struct tokenizer_options){.pre = pres[p]}, &compiled, &e), RC_OK);
         assert_int_equal(open_with(&v, &(struct tokenizer_options){.pre = pres[p], .no_jit = true}, &interpreted, &e),

@@ -1,0 +1,221 @@
+/* engine_draft: drafts of a step, and the rows of the MTP layer.
+ *
+ * Rank 0 decides how many drafts a round has and where they come from; the plan says so, and every rank makes the drafts itself:
+ * n-grams from the same tokens, MTP drafts from the same gathered logits.
+ *
+ * MTP row p takes the target's hidden row of position p and the token at p + 1. The rows of a prompt are computed right after
+ * the step that computed the hidden rows, all but the last of each segment: that one's hidden row is kept in the slot until the
+ * next step, so that a snapshot taken in between can be continued by another token. In decoding, the hidden rows of a round's
+ * right tokens are kept likewise. So between steps
+ *
+ *     MTP rows computed + hidden rows kept = positions computed,
+ *
+ * and a step begins with one call over the kept rows of all sequences that draft by MTP (whose last row gives the first draft),
+ * that continue a prompt, or whose slot could not keep another round. Further drafts chain on the layer's own output, at
+ * positions that the next kept rows overwrite. MTP rows decide about drafts alone, never about an answer, so it does not matter
+ * that the same position is computed by prefill or decode depending on how a prompt was cut. */
+#include <stdlib.h>
+#include <xxhash.h>
+
+#include "engine.h"
+#include "engine_private.h"
+
+/* After so many rounds without a kind of drafts, or with fewer than it may have, one more is tried. */
+enum { PROBE_ROUNDS = 32 };
+
+double engine_mtp_share(const struct model_config *c)
+{
+    double hidden = c->hidden, query = (double)c->n_heads * c->head_dim, kv = 2.0 * c->n_kv_heads * c->head_dim;
+    double attention = hidden * (query * (c->attn_gate ? 3 : 2) + kv), mlp = 3 * hidden * c->ffn, head = hidden * c->vocab;
+    double value = (double)c->gdn_v_heads * c->gdn_v_dim;
+    double gdn = hidden * (2.0 * c->gdn_k_heads * c->gdn_k_dim + 3 * value + 2.0 * c->gdn_v_heads), all = head;
+    for (int l = 0; l < c->n_layers; l++) all += mlp + (c->gdn[l] ? gdn : attention);
+    return (attention + mlp + 2 * hidden * hidden + head) / all;
+}
+
+/* ---- how many ---- */
+
+struct choice {
+    enum draft_source source;
+    enum draft_kind kind;
+    int drafts;
+    double speed;
+};
+
+static void consider(struct engine *e, struct sequence *s, enum draft_source source, int matched, int most, int decoding,
+                     struct choice *best)
+{
+    struct choice c = {.source = source, .kind = draft_kind_of(source, matched)};
+    c.drafts = draft_count(&s->rates, &e->rates, c.kind, most, decoding, &e->draft_cost, &c.speed);
+    if (++s->idle[c.kind] > PROBE_ROUNDS && c.drafts < most) {
+        c.drafts++;
+        c.speed = 1 + KERN_MAX_DRAFTS; /* before all others */
+    }
+    if (c.drafts && c.speed > best->speed) *best = c;
+}
+
+void engine_draft_want(struct engine *e, struct sequence *s, int decoding, struct plan_sequence *out)
+{
+    int most = s->max_tokens - s->sampled - 1;
+    if (most > e->drafts) most = e->drafts;
+    if (most < 1) return;
+    struct choice best = {.source = DRAFT_NONE};
+    int32_t guess[KERN_MAX_DRAFTS];
+    if (e->o.spec == SPEC_MTP) { /* asked for: whether it pays or not */
+        out->source = DRAFT_MTP;
+        out->drafts = most;
+        return;
+    }
+    if (e->ngram && draft_index_propose(&s->index, s->tokens, s->prompt_tokens + s->sampled, most, guess, &s->matched))
+        consider(e, s, DRAFT_NGRAM, s->matched, most, decoding, &best);
+    if (e->mtp) consider(e, s, DRAFT_MTP, 0, most, decoding, &best);
+    if (!best.drafts) return;
+    if (best.drafts == most || s->idle[best.kind] > PROBE_ROUNDS) s->idle[best.kind] = 0;
+    out->source = best.source;
+    out->drafts = best.drafts;
+}
+
+void engine_draft_note(struct engine *e, struct sequence *s, const struct plan_segment *p, int accepted)
+{
+    if (!p->drafts) return;
+    enum draft_kind kind = draft_kind_of((enum draft_source)p->source, s->matched);
+    draft_rates_note(&s->rates, kind, p->drafts, accepted);
+    draft_rates_note(&e->rates, kind, p->drafts, accepted);
+}
+
+/* ---- MTP batches ---- */
+
+static void add_segment(struct engine *e, struct mtp_batch *b, int planned, int position, int rows)
+{
+    struct mtp_work *w = &e->mtp_work;
+    const struct sequence *s = e->work[planned].sequence;
+    int i = b->rows.n_segments++;
+    w->segments[i] = (struct kern_segment){b->rows.rows, rows, position, s->pages};
+    w->slots[i] = s->slot;
+    w->planned[i] = planned;
+    b->rows.rows += rows;
+}
+
+static struct mtp_batch new_batch(struct engine *e, enum mtp_hidden hidden)
+{
+    struct mtp_work *w = &e->mtp_work;
+    struct forward_batch rows = {.tokens = w->tokens, .segments = w->segments, .slots = w->slots, .picks = w->picks};
+    return (struct mtp_batch){.rows = rows, .hidden = hidden, .source = w->source};
+}
+
+static enum rc run_decode_rows(struct engine *e, struct mtp_batch *b, struct err *err)
+{
+    b->rows.decode_rows = b->rows.rows;
+    b->rows.n_decode_segments = b->rows.n_segments;
+    segment_beat(e->segment, e->o.rank);
+    return model_forward_mtp(e->forward, b, err);
+}
+
+/* Adds the kept rows of one sequence: positions computed - kept .. computed - 1, each with the token after it. */
+static enum rc add_kept(struct engine *e, struct mtp_batch *b, int planned, bool pick, struct err *err)
+{
+    struct mtp_work *w = &e->mtp_work;
+    const struct sequence *s = e->work[planned].sequence;
+    int kept = model_forward_kept_hidden(e->forward, s->slot), first = s->computed - kept;
+    if (kept < 1 || kept > KERN_MAX_DRAFTS + 1 || first < 0)
+        return engine_stuck(err, "hidden rows that the MTP layer needs are gone");
+    for (int i = 0; i < kept; i++) w->tokens[b->rows.rows + i] = s->tokens[first + i + 1];
+    add_segment(e, b, planned, first, kept);
+    if (pick) w->picks[b->rows.n_picks++] = b->rows.rows - 1;
+    return RC_OK;
+}
+
+/* True when the slot's kept rows must be used up although nothing is drafted from them. */
+static bool must_catch_up(const struct engine *e, const struct plan_segment *p, const struct sequence *s)
+{
+    int kept = model_forward_kept_hidden(e->forward, s->slot);
+    return p->kind == PLAN_PREFILL ? kept > 0 : kept + p->rows > KERN_MAX_DRAFTS + 1;
+}
+
+/* The draft that stands at `number` (from 1) of each of the batch's first n segments, from the picks' logits. Penalties are those
+ * of the tokens accepted so far. Logits that are not finite give token 0, which the target will refuse. */
+static enum rc pick_drafts(struct engine *e, int n, int number, struct err *err)
+{
+    for (int i = 0; i < n; i++) {
+        int planned = e->mtp_work.planned[i];
+        const struct sequence *s = e->work[planned].sequence;
+        int32_t *draft = &e->batch_tokens[e->segments[planned].row_first + number];
+        struct err why = {0};
+        enum rc rc = sampler_pick(&s->sampling, &s->counts, tokenizer_vocab(e->tokenizer), s->computed + number,
+                                  engine_mask_holes(e, model_forward_mtp_logits(e->forward, i)), e->sampler_scratch, draft, &why);
+        if (rc == RC_FAILED) *draft = 0;
+        else if (rc != RC_OK) return err_set(err, rc, EXIT_INTERNAL, why.code, "%s", why.text);
+    }
+    return RC_OK;
+}
+
+/* Draft number + 1 of the sequences that want one, which are the first of the batch before. */
+static enum rc chain(struct engine *e, int n, int number, struct err *err)
+{
+    struct mtp_work *w = &e->mtp_work;
+    struct mtp_batch b = new_batch(e, MTP_HIDDEN_CHAINED);
+    for (int i = 0; i < n; i++) {
+        int planned = w->planned[i];
+        w->tokens[i] = e->batch_tokens[e->segments[planned].row_first + number];
+        w->picks[i] = w->source[i] = i;
+        add_segment(e, &b, planned, e->work[planned].sequence->computed + number - 1, 1);
+    }
+    b.rows.n_picks = n;
+    enum rc rc = run_decode_rows(e, &b, err);
+    return rc == RC_OK ? pick_drafts(e, n, number + 1, err) : rc;
+}
+
+/* Sequences with more drafts come first, so that those which chain on are always the first picks. */
+static enum rc draft_by_mtp(struct engine *e, struct err *err)
+{
+    struct mtp_batch b = new_batch(e, MTP_HIDDEN_KEPT);
+    int n_with[KERN_MAX_DRAFTS + 2] = {0}; /* sequences with at least so many drafts */
+    enum rc rc = RC_OK;
+    for (int drafts = KERN_MAX_DRAFTS; drafts >= 1; drafts--) {
+        for (uint32_t i = 0; i < e->plan.n_segments && rc == RC_OK; i++) {
+            const struct plan_segment *p = &e->plan.segments[i];
+            if (p->source == DRAFT_MTP && p->drafts == drafts) rc = add_kept(e, &b, (int)i, true, err);
+        }
+        n_with[drafts] = b.rows.n_segments;
+    }
+    for (uint32_t i = 0; i < e->plan.n_segments && rc == RC_OK; i++)
+        if (e->plan.segments[i].source != DRAFT_MTP && must_catch_up(e, &e->plan.segments[i], e->work[i].sequence))
+            rc = add_kept(e, &b, (int)i, false, err);
+    if (rc == RC_OK && b.rows.rows) rc = run_decode_rows(e, &b, err);
+    if (rc == RC_OK) rc = pick_drafts(e, n_with[1], 1, err);
+    for (int number = 1; rc == RC_OK && n_with[number + 1]; number++) rc = chain(e, n_with[number + 1], number, err);
+    return rc;
+}
+
+enum rc engine_draft(struct engine *e, struct err *err)
+{
+    for (uint32_t i = 0; i < e->plan.n_segments; i++) {
+        const struct plan_segment *p = &e->plan.segments[i];
+        struct sequence *s = e->work[i].sequence;
+        int32_t *out = e->batch_tokens + e->segments[i].row_first + 1;
+        int matched;
+        if (p->source != DRAFT_NGRAM) continue;
+        if (draft_index_propose(&s->index, s->tokens, s->prompt_tokens + s->sampled, p->drafts, out, &matched) != p->drafts)
+            return engine_stuck(err, "a plan has n-gram drafts where this rank finds none");
+    }
+    return e->mtp ? draft_by_mtp(e, err) : RC_OK;
+}
+
+enum rc engine_mtp_prompt(struct engine *e, struct err *err)
+{
+    struct mtp_work *w = &e->mtp_work;
+    struct mtp_batch b = new_batch(e, MTP_HIDDEN_STEP);
+    for (uint32_t i = 0; i < e->plan.n_segments; i++) {
+        const struct plan_segment *p = &e->plan.segments[i];
+        const struct sequence *s = e->work[i].sequence;
+        if (p->kind != PLAN_PREFILL || p->rows < 2) continue;
+        for (int row = 0; row < p->rows - 1; row++) {
+            w->tokens[b.rows.rows + row] = s->tokens[p->position_first + row + 1];
+            w->source[b.rows.rows + row] = e->segments[i].row_first + row;
+        }
+        add_segment(e, &b, (int)i, p->position_first, p->rows - 1);
+    }
+    if (!b.rows.rows) return RC_OK;
+    segment_beat(e->segment, e->o.rank);
+    return model_forward_mtp(e->forward, &b, err);
+}

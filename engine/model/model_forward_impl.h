@@ -1,0 +1,53 @@
+/* model_forward_impl: what model_forward.c (layers, head, slots) and model_mtp.c share. */
+#ifndef TANDEM_MODEL_FORWARD_IMPL_H
+#define TANDEM_MODEL_FORWARD_IMPL_H
+
+#include "model_forward.h"
+#include "recurrent_state.h"
+
+struct model_forward {
+    struct model_forward_options o;
+    struct rank_part part;
+    struct kern_attn_shape attn; /* of this rank; n_heads 0: none */
+    struct kern_gdn_shape gdn;   /* of this rank; k_heads 0: none */
+    struct range vocab_of_rank[MAX_RANKS];
+    int qkv_width, gdn_width; /* of a row of in_dev, by kind of layer */
+    size_t page_bytes;        /* one layer */
+    int n_kv;                 /* layers that keep keys and values: attention, and the MTP layer */
+    void **kv_dev;            /* [n_kv]; the MTP layer's is the last */
+    struct recurrent_state slots;
+    struct kern_gdn_segment *gdn_segments; /* [slots] */
+
+    float *cos_sin_dev;
+    float *x_dev, *h_dev, *in_dev, *mix_dev, *gate_up_dev, *act_dev, *partial_dev;
+    float *pick_x_dev, *pick_h_dev, *pick_logits_dev;
+    float *logits;        /* host [max_picks][vocab] */
+    float *pick_logits;   /* host [max_picks][vocab part] */
+    uint64_t *row_hashes; /* [max_rows] */
+    uint64_t *hidden_hashes, *logits_hashes; /* [max_picks] */
+
+    /* with mtp */
+    float *normed_dev;      /* [max_rows][hidden] final-normed rows of the last step */
+    float *mtp_hidden_dev;  /* [max_rows][hidden] the rows that MTP rows start from */
+    float *mtp_pair_dev;    /* [max_rows][2 hidden] embedding, hidden */
+    float *mtp_out_dev;     /* [max_picks][hidden] the MTP's own output of its last picks */
+    float *mtp_logits;      /* host [max_picks][vocab] */
+};
+
+/* One zeroed work buffer, NULL for an empty one. */
+enum rc forward_alloc(struct model_forward *f, size_t rows, size_t width, float **out_dev, struct err *e);
+/* RC_FATAL when the batch is larger than what was opened for. */
+enum rc forward_check(const struct model_forward *f, const struct forward_batch *b, struct err *e);
+/* y = x W^T over all rows of the batch, each part by its provenance. */
+void forward_linear(struct model_forward *f, const struct forward_batch *b, const struct kern_weight *w, const float *x_dev,
+                    int x_width, float *y_dev, int y_width);
+/* One layer on x_dev. index: among layers of its kind, for keys and values or recurrent state. */
+enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, struct err *e);
+/* Normed rows [n] to everybody's logits [n][vocab] in host memory. */
+enum rc forward_head(struct model_forward *f, const float *normed_dev, int n, float *logits, struct err *e);
+
+/* The MTP's buffers; the others are model_forward_open's. */
+enum rc model_mtp_open(struct model_forward *f, struct err *e);
+void model_mtp_close(struct model_forward *f);
+
+#endif
