@@ -25,6 +25,7 @@ from hybrid_oracle import Model
 
 TOKENS, CHAIN_FIRST, CHAIN_ROWS = 150, 141, 3
 LOGIT_DEVIATION = 2.5
+TRANSFORMERS_TOLERANCE = 1e-4  # transformers computes the delta rule and the norms in float32 whatever it is asked for
 
 
 def hybrid(layers, heads, kv_heads, head_dim, gdn, hidden, ffn):
@@ -257,6 +258,16 @@ def write_golden(model, path):
         out.write(tokens.astype("<i4").tobytes())
         for array in arrays:
             out.write(array.astype("<f4").tobytes())
+    return arrays[0]
+
+
+def check_against_transformers(name, logits):
+    """transformers_tiny.npz (make_transformers_tiny.py) has every tenth row and the last."""
+    theirs = np.load(pathlib.Path(__file__).resolve().parent / "transformers_tiny.npz")[name]
+    difference = np.abs(np.concatenate([logits[::10], logits[-1:]]) - theirs).max()
+    print(f"{name}: the oracle and transformers differ by {difference:.2g} at most")
+    if not difference <= TRANSFORMERS_TOLERANCE:
+        raise SystemExit(f"{name}: the oracle is not what transformers computes")
 
 
 def main():
@@ -270,7 +281,7 @@ def main():
             head *= np.float32(LOGIT_DEVIATION / probe.logits(probe.hidden(range(64))).std())
         write_safetensors(weights, config, out / name)
         write_gguf(weights, config, out / f"{name}.gguf")
-        write_golden(Model(config, weights), out / f"{name}.bin")
+        check_against_transformers(name, write_golden(Model(config, weights), out / f"{name}.bin"))
         if name == "wide":
             write_golden(Model(config, in_eight_bits(weights)), out / "wide.w8.bin")
 

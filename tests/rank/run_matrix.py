@@ -2,8 +2,9 @@
 
     python run_matrix.py --tandem PROGRAM --model MODEL
 
-The yardstick is each job on its own (--active 1). Against it: four at once, the file reversed, the prompt cut into 64
-rows, so few KV tokens that jobs must be preempted, and two groups of one rank against one. Sampled and greedy jobs both.
+The yardstick is each job on its own, without drafts (--active 1 --spec off). Against it: with drafts, four at once, the file
+reversed, the prompt cut into 64 rows, so few KV tokens that jobs must be preempted, and two groups of one rank against one.
+Sampled and greedy jobs both.
 Without a model: exit 77.
 """
 
@@ -52,7 +53,7 @@ def main():
         print("SKIPPED: no model was given; jobs/get-model.sh fetches it")
         return 77
     lines = job_lines()
-    alone, _ = run(args, lines, "--active", "1")
+    alone, _ = run(args, lines, "--active", "1", "--spec", "off")
     assert len(alone) == len(lines)
     assert max(usage["completion_tokens"] for _, usage, _ in alone.values()) == TOKENS
     failures = 0
@@ -63,6 +64,9 @@ def main():
         print(f"{name}: {same} of {len(base)} jobs have the same text and trace; {feature}", flush=True)
         failures += same != len(base) or not feature
 
+    answers, timing = run(args, lines, "--active", "1", "--spec", "ngram")
+    accepted, drafted = sum(t["accepted"] for t in timing), sum(t["drafted"] for t in timing)
+    compare(f"drafts ({accepted} of {drafted} right)", alone, answers, 0 < accepted < drafted)
     answers, timing = run(args, lines)
     compare("four at once", alone, answers, max(t["sequences_in_step"] for t in timing) >= 3)
     answers, _ = run(args, lines[::-1])
@@ -72,7 +76,7 @@ def main():
     answers, timing = run(args, lines, "--kv-tokens", "1408", "--context", "1152")
     compare("few KV pages", alone, answers, sum(t["preemptions"] for t in timing) > 0)
 
-    one, _ = run(args, lines, "--ranks", "1", "--active", "1")
+    one, _ = run(args, lines, "--ranks", "1", "--active", "1", "--spec", "off")
     answers, timing = run(args, lines, "--ranks", "1", "--groups", "2")
     compare("two groups of one rank", one, answers, len({t["group"] for t in timing}) == 2)
     return 1 if failures else 0
