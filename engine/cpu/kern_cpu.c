@@ -99,18 +99,21 @@ const char *kern_cpu_numerics(const char *isa)
 
 /* ---- memory ---- */
 
-enum { ALIGNMENT = 64 };
+enum { ALIGNMENT = 64, HUGE_PAGE = 2 << 20 };
 
-/* calloc, so that large buffers come from the system untouched and cost nothing until used. The pointer to free lies
- * before the aligned memory. */
+/* calloc, so that large buffers come from the system untouched and cost nothing until used; these lie on huge pages where the
+ * system has them, since keys and values are read in one stream over all layers. The pointer to free lies before the aligned
+ * memory. */
 static enum rc buffer_alloc(struct kern *k, size_t n_bytes, void **out_dev, struct err *e)
 {
     (void)k;
     *out_dev = NULL;
+    const size_t alignment = n_bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : ALIGNMENT;
     size_t total;
-    char *memory = size_add(n_bytes, 2 * ALIGNMENT, &total) ? calloc(1, total) : NULL;
+    char *memory = size_add(n_bytes, 2 * alignment, &total) ? calloc(1, total) : NULL;
     if (!memory) return err_no_memory(e);
-    char *aligned = memory + 2 * ALIGNMENT - ((uintptr_t)memory & (ALIGNMENT - 1));
+    char *aligned = memory + 2 * alignment - ((uintptr_t)memory & (alignment - 1));
+    if (alignment == HUGE_PAGE) madvise(aligned, n_bytes, MADV_HUGEPAGE); /* a wish: without it things are only slower */
     memcpy(aligned - sizeof memory, &memory, sizeof memory);
     *out_dev = aligned;
     return RC_OK;
@@ -128,7 +131,7 @@ static void buffer_free(struct kern *k, void *dev)
 /* Memory for one weight, aligned to 64; lives as long as the backend. */
 static enum rc weight_memory(struct kern_cpu *c, size_t n_bytes, void **out, struct err *e)
 {
-    enum { HUGE_PAGE = 2 << 20, CHUNK = 16 << 20 };
+    enum { CHUNK = 16 << 20 };
     struct weight_chunk *chunk = c->chunks;
     n_bytes = (n_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (!chunk || n_bytes > chunk->n_bytes - chunk->used) {

@@ -87,17 +87,17 @@ static void make_shapes(struct model_forward *f)
     for (int r = 0; r < f->o.partition->ranks; r++) f->vocab_of_rank[r] = f->o.partition->part[r].vocab;
 }
 
+/* One buffer for all layers: a backend can give a large one better pages than many small ones. */
 static enum rc alloc_kv(struct model_forward *f, struct err *e)
 {
-    f->kv_dev = calloc((size_t)f->n_kv + 1, sizeof *f->kv_dev);
-    if (!f->kv_dev) return err_no_memory(e);
-    if (!f->attn.n_heads) return RC_OK;
+    if (!f->attn.n_heads || !f->n_kv) return RC_OK;
     f->page_bytes = f->o.kern->kv_page_bytes(&f->attn);
     size_t n;
-    if (!size_mul(f->page_bytes, (size_t)f->o.kv_pages, &n))
+    void *dev = NULL;
+    if (!size_mul(f->page_bytes, (size_t)f->o.kv_pages, &f->kv_layer_bytes) || !size_mul(f->kv_layer_bytes, (size_t)f->n_kv, &n))
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "kv_too_large", "%d KV pages are too many", f->o.kv_pages);
-    enum rc rc = RC_OK;
-    for (int i = 0; i < f->n_kv && rc == RC_OK; i++) rc = f->o.kern->buffer_alloc(f->o.kern, n, &f->kv_dev[i], e);
+    enum rc rc = f->o.kern->buffer_alloc(f->o.kern, n, &dev, e);
+    f->kv_dev = dev;
     return rc;
 }
 
@@ -181,10 +181,9 @@ void model_forward_close(struct model_forward *f)
     void *const buffers[] = {f->cos_sin_dev, f->x_dev,       f->h_dev,      f->in_dev,     f->mix_dev,        f->gate_up_dev,
                              f->act_dev,     f->partial_dev, f->pick_x_dev, f->pick_h_dev, f->pick_logits_dev};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) k->buffer_free(k, buffers[i]);
-    for (int i = 0; f->kv_dev && i < f->n_kv; i++) k->buffer_free(k, f->kv_dev[i]);
+    k->buffer_free(k, f->kv_dev);
     model_mtp_close(f);
     recurrent_state_close(&f->slots);
-    free(f->kv_dev);
     free(f->gdn_segments);
     free(f->logits);
     free(f->pick_logits);
@@ -211,7 +210,7 @@ static void attention(struct model_forward *f, const struct forward_batch *b, co
 {
     struct kern *k = f->o.kern;
     int n_decode = b->n_decode_segments, n_prefill = b->n_segments - n_decode;
-    const struct kern_kv_layer kv = {f->kv_dev[index], f->page_bytes};
+    const struct kern_kv_layer kv = {f->kv_dev + (size_t)index * f->kv_layer_bytes, f->page_bytes};
     const struct kern_attn_weights w = {l->bias_dev, l->q_norm_dev, l->k_norm_dev, f->o.config->rms_eps};
     k->rope_kv_append(k, &f->attn, &w, b->segments, b->n_segments, f->cos_sin_dev, f->in_dev, kv);
     if (n_decode) k->attention(k, &f->attn, KERN_DECODE, b->segments, n_decode, f->in_dev, kv, f->mix_dev);
@@ -374,13 +373,13 @@ void model_forward_save_page(struct model_forward *f, int32_t page, void *host)
 {
     for (int i = 0; i < f->n_kv && f->page_bytes; i++)
         f->o.kern->to_host(f->o.kern, (char *)host + (size_t)i * f->page_bytes,
-                           (char *)f->kv_dev[i] + (size_t)page * f->page_bytes, f->page_bytes);
+                           f->kv_dev + (size_t)i * f->kv_layer_bytes + (size_t)page * f->page_bytes, f->page_bytes);
 }
 
 void model_forward_load_page(struct model_forward *f, int32_t page, const void *host)
 {
     for (int i = 0; i < f->n_kv && f->page_bytes; i++)
-        f->o.kern->to_dev(f->o.kern, (char *)f->kv_dev[i] + (size_t)page * f->page_bytes,
+        f->o.kern->to_dev(f->o.kern, f->kv_dev + (size_t)i * f->kv_layer_bytes + (size_t)page * f->page_bytes,
                           (const char *)host + (size_t)i * f->page_bytes, f->page_bytes);
 }
 

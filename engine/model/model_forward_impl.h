@@ -14,7 +14,8 @@ struct model_forward {
     int qkv_width, gdn_width; /* of a row of in_dev, by kind of layer */
     size_t page_bytes;        /* one layer */
     int n_kv;                 /* layers that keep keys and values: attention, and the MTP layer */
-    void **kv_dev;            /* [n_kv]; the MTP layer's is the last */
+    char *kv_dev;             /* [n_kv][kv_layer_bytes]; the MTP layer's is the last; NULL without heads */
+    size_t kv_layer_bytes;
     struct recurrent_state slots;
     struct kern_gdn_segment *gdn_segments; /* [slots] */
 
