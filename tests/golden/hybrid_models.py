@@ -6,7 +6,8 @@ For each model NAME: OUTDIR/NAME/ with config.json and model.safetensors (F32), 
 GGUF has them (norms + 1, decay rates, tiled value heads, permuted llama rows), and OUTDIR/NAME.bin with what
 hybrid_oracle.py computes, all little-endian: "TDMHYB01"; u32 tokens n, vocabulary v, first chained row s, chained rows k;
 i32 tokens [n + 1]; f32 logits [n][v]; with MTP (k > 0) f32 MTP logits [n][v] and f32 logits of the chained rows [k][v].
-OUTDIR/wide.w8.bin is the same for `wide` with its matrices as 8-bit integers.
+OUTDIR/wide.w8.bin is the same for `wide` with its matrices as 8-bit integers. OUTDIR/NAME.theirs: f32 logits of every tenth
+position and the last, as transformers computes them.
 
 Every parameter is random, norms and decay biases included, so that nothing is hidden by a 0 or a 1.
 """
@@ -261,10 +262,11 @@ def write_golden(model, path):
     return arrays[0]
 
 
-def check_against_transformers(name, logits):
-    """transformers_tiny.npz (make_transformers_tiny.py) has every tenth row and the last."""
+def check_against_transformers(name, logits, path):
+    """transformers_tiny.npz (make_transformers_tiny.py) has every tenth row and the last; they are written for the engine too."""
     theirs = np.load(pathlib.Path(__file__).resolve().parent / "transformers_tiny.npz")[name]
     difference = np.abs(np.concatenate([logits[::10], logits[-1:]]) - theirs).max()
+    path.write_bytes(theirs.astype("<f4").tobytes())
     print(f"{name}: the oracle and transformers differ by {difference:.2g} at most")
     if not difference <= TRANSFORMERS_TOLERANCE:
         raise SystemExit(f"{name}: the oracle is not what transformers computes")
@@ -281,7 +283,7 @@ def main():
             head *= np.float32(LOGIT_DEVIATION / probe.logits(probe.hidden(range(64))).std())
         write_safetensors(weights, config, out / name)
         write_gguf(weights, config, out / f"{name}.gguf")
-        check_against_transformers(name, write_golden(Model(config, weights), out / f"{name}.bin"))
+        check_against_transformers(name, write_golden(Model(config, weights), out / f"{name}.bin"), out / f"{name}.theirs")
         if name == "wide":
             write_golden(Model(config, in_eight_bits(weights)), out / "wide.w8.bin")
 

@@ -216,12 +216,11 @@ static void test_drafts_alone(void **state)
             g.options.spec = spec;
             run(&g, &f->requests[i], 1, &drafted);
             assert_same(&alone[i], &drafted);
-            assert_true(drafted.timing.drafted > drafted.timing.accepted);
-            assert_true(drafted.timing.accepted > 0);
             n_drafted += drafted.timing.drafted;
             accepted += drafted.timing.accepted;
             engine_group_free(&drafted, 1);
         }
+        assert_true(n_drafted > accepted && accepted > 0);
         if (spec == SPEC_MTP) assert_true((double)accepted > 0.3 * (double)n_drafted);
     }
 }
@@ -588,11 +587,12 @@ static void test_disagreement_is_found(void **state)
     }
 }
 
-/* Without an argument: a tiny model made on the spot. With one: that trained model. */
+/* Without an argument: a tiny model made on the spot. With one: that trained model, or a made-up one whose MTP layer agrees. */
 int main(int argc, char **argv)
 {
     if (argc > 1) model_argument = argv[1];
-    if (model_argument && access(model_argument, R_OK) != 0) {
+    bool made_up = model_argument && !strncmp(model_argument, "synth:", 6);
+    if (model_argument && !made_up && access(model_argument, R_OK) != 0) {
         print_message("SKIPPED: there is no %s\n", model_argument);
         return 77;
     }

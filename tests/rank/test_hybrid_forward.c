@@ -27,8 +27,11 @@ enum { MAX_ROWS = 320, PAGES = 16, PAGES_OF_ONE = 4, SLOTS = 3, GRID = 64 };
 
 static const char *folder;
 
+enum { THEIR_STEP = 10 };
+
 struct golden {
     struct buf file;
+    struct buf theirs; /* transformers' logits of every THEIR_STEP-th position and the last; empty: there are none */
     int n, vocab, chain_first, chain_rows;
     const int32_t *tokens; /* [n + 1] */
     const float *logits, *mtp, *chain;
@@ -52,7 +55,15 @@ static struct golden golden_open(const char *name)
     g.chain = g.mtp + rows;
     size_t floats = g.chain_rows ? 2 * rows + (size_t)(g.chain_rows * g.vocab) : rows;
     assert_int_equal(g.file.len, 24 + 4 * ((size_t)g.n + 1 + floats));
+    snprintf(path, sizeof path, "%s/%s.theirs", folder, name);
+    if (!strchr(name, '.') && file_read(path, 1 << 20, &g.theirs, &e) != RC_OK) fail_msg("%s", e.text);
     return g;
+}
+
+static void golden_close(struct golden *g)
+{
+    buf_free(&g->file);
+    buf_free(&g->theirs);
 }
 
 /* ---- one way through the tokens of a golden file ---- */
@@ -293,6 +304,15 @@ static void check_oracle(const struct model *m, const struct run *run, const cha
     print_message("%s, %d ranks, %s: %.1e, MTP %.1e\n", m->path + strlen(folder) + 1, m->ranks, what, logits, mtp);
     assert_true(logits <= MAX_APART);
     assert_true(mtp <= MAX_APART);
+    const size_t vocab = (size_t)m->g.vocab, their_rows = m->g.theirs.len / sizeof(float) / vocab;
+    double theirs = 0;
+    for (size_t i = 0; i < their_rows; i++) {
+        const size_t position = i * THEIR_STEP < (size_t)m->g.n ? i * THEIR_STEP : (size_t)m->g.n - 1;
+        const float *row = (const float *)(const void *)m->g.theirs.data + i * vocab;
+        theirs = fmax(theirs, apart(run->logits + position * vocab, row, vocab));
+    }
+    if (their_rows) print_message("%s: transformers %.1e\n", m->path + strlen(folder) + 1, theirs);
+    assert_true(theirs <= MAX_APART);
 }
 
 static void check_same_bits(const struct model *m, const struct run *want, struct way way, const char *what)
@@ -345,7 +365,7 @@ static void check_family(const char *name)
             m.mtp = m.g.chain_rows > 0;
             snprintf(m.path, sizeof m.path, container ? "%s/%s.gguf" : "%s/%s", folder, name);
             check_model(&m, container == 0);
-            buf_free(&m.g.file);
+            golden_close(&m.g);
         }
 }
 
@@ -385,7 +405,7 @@ static void oracle_agrees_with(struct model *m, const char *what)
     struct run run = computed(m, (struct way){.prompt = 70, .chunk = 64, .drafts = 2});
     check_oracle(m, &run, what);
     run_free(&run);
-    buf_free(&m->g.file);
+    golden_close(&m->g);
 }
 
 /* The oracle was given the very integers that 8-bit weights are rounded to. */
@@ -423,7 +443,7 @@ static void bits_agree_in_every_kv_format(void **state)
         check_same_bits(&m, &decoded, (struct way){.prompt = 70, .chunk = 64, .drafts = 4, .crowded = true, .moved = true},
                         kv_format_name(m.kv));
         run_free(&decoded);
-        buf_free(&m.g.file);
+        golden_close(&m.g);
     }
 }
 
