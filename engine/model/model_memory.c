@@ -1,16 +1,17 @@
 /* model_memory: sums over the roles of a model. Which share of a tensor a rank holds follows from its role alone. */
 #include "model_memory.h"
 
-static struct model_share share_of(struct range part, int whole)
-{
-    return (struct model_share){(uint64_t)part.count, (uint64_t)whole};
-}
+/* Of a role's rows or columns a rank holds count / whole. */
+struct share {
+    uint64_t count, whole;
+};
 
-struct model_share model_role_share(const struct model_config *c, const struct rank_part *part, enum model_role role, int layer)
+static struct share share_of(struct range part, int whole) { return (struct share){(uint64_t)part.count, (uint64_t)whole}; }
+
+static struct share role_share(const struct model_config *c, const struct rank_part *part, enum model_role role)
 {
-    (void)layer;
     switch (role) {
-    case ROLE_EMBEDDING: return c->tied ? share_of(part->vocab, c->vocab) : (struct model_share){0, 1};
+    case ROLE_EMBEDDING: return c->tied ? share_of(part->vocab, c->vocab) : (struct share){0, 1};
     case ROLE_HEAD: return share_of(part->vocab, c->vocab);
     case ROLE_GATE:
     case ROLE_UP:
@@ -30,7 +31,7 @@ struct model_share model_role_share(const struct model_config *c, const struct r
     case ROLE_GDN_A_LOG:
     case ROLE_GDN_DT:
     case ROLE_GDN_OUT: return share_of(part->gdn_v_heads, c->gdn_v_heads);
-    default: return (struct model_share){1, 1};
+    default: return (struct share){1, 1};
     }
 }
 
@@ -52,7 +53,7 @@ static uint64_t weight_bytes(const struct model_file *m, const struct model_conf
         for (int l = 0; l < (of_layer ? layers : 1); l++) {
             const struct tensor_view *t = model_role_find(m, c, (enum model_role)role, l);
             if (!t) continue;
-            const struct model_share s = model_role_share(c, part, (enum model_role)role, l);
+            const struct share s = role_share(c, part, (enum model_role)role);
             const uint64_t bytes = loaded_bytes(t, o->weights);
             sum += bytes / s.whole * s.count + bytes % s.whole * s.count / s.whole;
         }

@@ -32,10 +32,4 @@ struct rank_memory model_memory_of_rank(const struct model_file *m, const struct
 /* Tokens of each of `active` sequences that fit into n_bytes beside everything else, whole pages; 0: not one page. */
 int64_t model_memory_context(const struct rank_memory *r, int active, uint64_t n_bytes);
 
-/* Share of a role's rows or columns that a rank holds, as a fraction count / whole. */
-struct model_share {
-    uint64_t count, whole;
-};
-struct model_share model_role_share(const struct model_config *c, const struct rank_part *part, enum model_role role, int layer);
-
 #endif
