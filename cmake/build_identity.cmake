@@ -2,6 +2,10 @@
 # sources below, the compiler and its flags. It is part of the numerics identity, so that results of two different
 # builds of the kernels are never mixed in one state folder. Written anew only when it changes.
 file(GLOB identity_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/engine/cpu/*.[ch]")
+if(TARGET kern_cuda)
+    file(GLOB cuda_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/cuda/*.cu" "${CMAKE_SOURCE_DIR}/cuda/*.cuh")
+    list(APPEND identity_sources ${cuda_sources})
+endif()
 list(SORT identity_sources)
 foreach(file IN ITEMS
         engine/comm.h engine/comm_shm.c engine/comm_shm.h engine/exact_math.c engine/exact_math.h engine/kern.h
@@ -18,6 +22,9 @@ get_target_property(common_flags tandem_plain_flags INTERFACE_COMPILE_OPTIONS)
 list(FILTER common_flags EXCLUDE REGEX "^-W")
 set(identity "${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_SYSTEM_PROCESSOR}\n")
 string(APPEND identity "${CMAKE_C_FLAGS} ${CMAKE_C_FLAGS_${build_type}} ${common_flags} openmp=${TANDEM_OPENMP}\n")
+if(TARGET kern_cuda)
+    string(APPEND identity "${CMAKE_CUDA_COMPILER_ID} ${CMAKE_CUDA_COMPILER_VERSION} ${CMAKE_CUDA_FLAGS}\n")
+endif()
 foreach(isa IN LISTS kern_isas ITEMS vnni amx)
     string(APPEND identity "${isa} ${kern_flags} ${kern_flags_${isa}}\n")
 endforeach()

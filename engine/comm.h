@@ -5,17 +5,22 @@
 #define TANDEM_COMM_H
 
 #include "base.h"
+#include "kern.h"
 #include "partition.h"
 
 struct comm {
     int rank, ranks;
     void *ctx;
-    /* residual[i] = residual[i] + (partial_0[i] + partial_1[i] + ...), FP32, ranks added in rank order: the same bits on
-     * every rank. The partial of this rank is in `partial` (NULL: zeros). n floats, at most what comm was opened for. */
-    enum rc (*all_reduce_add)(struct comm *c, const float *partial, float *residual, size_t n, struct err *e);
-    /* out[row][range[r].first ..] = rank r's mine[row][range[r].count], for all ranks r. row_width: floats of a row of out. */
-    enum rc (*all_gather_columns)(struct comm *c, const float *mine, int rows, const struct range *range_of_rank,
+    /* residual[rows][width] += (partial_0 + partial_1 + ...): each rank's partial rounded once to the backend's activation
+     * format, then FP32, ranks added in rank order: the same bits on every rank. The partial of this rank is in `partial`
+     * (NULL: zeros). At most the rows x width that comm was opened for. Enqueued like a kernel operation. */
+    enum rc (*all_reduce_add)(struct comm *c, const void *partial, struct kern_split rows, int width, float *residual_dev,
+                              struct err *e);
+    /* out[row][range[r].first ..] = rank r's mine[row][range[r].count], for all ranks r. row_width: floats of a row of out.
+     * out: from the backend's host_alloc, filled when the backend's finish has returned. */
+    enum rc (*all_gather_columns)(struct comm *c, const float *mine_dev, int rows, const struct range *range_of_rank,
                                   int row_width, float *out, struct err *e);
+    /* Waits on the host until every rank has come here. */
     enum rc (*barrier)(struct comm *c, struct err *e);
     /* Poisons the group: every peer's next or present wait fails with this reason. */
     void (*abort)(struct comm *c, const char *reason);

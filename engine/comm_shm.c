@@ -140,9 +140,11 @@ static void add_parts(float *residual, const float *const part[], int ranks, siz
     }
 }
 
-static enum rc shm_all_reduce_add(struct comm *c, const float *partial, float *residual, size_t n, struct err *e)
+static enum rc shm_all_reduce_add(struct comm *c, const void *partial, struct kern_split rows, int width, float *residual,
+                                  struct err *e)
 {
     struct comm_shm *m = c->ctx;
+    const size_t n = (size_t)kern_rows(rows) * (size_t)width;
     const float *part[MAX_RANKS] = {0};
     part[c->rank] = partial;
     if (c->ranks > 1) {

@@ -13,11 +13,6 @@
 
 enum { MAX_LIVE = 4096, MAX_STOP = 16 };
 
-/* What computing a decode row costs beside one reading of the weights. Measured on the CPU backend (AVX-512, one core): steps
- * of 1, 2, 4, 8 rows take 8.3, 9.5, 13.7, 24.3 ms with 135 M parameters in Q4_1 and 0.73, 0.86, 1.26, 2.23 ms with 10 M in BF16,
- * hence 0.28 and 0.35. */
-static const double row_cost = 0.3;
-
 static int prefill_rows_of(const struct engine_options *o)
 {
     return o->prefill_rows ? o->prefill_rows : ENGINE_PREFILL_ROWS;
@@ -88,7 +83,7 @@ enum rc engine_limits_plan(const struct engine_options *o, const struct model_fi
     return rc == RC_OK ? plan_limits(o, &c, out, e) : rc;
 }
 
-enum rc engine_comm_bytes(const struct engine_options *o, size_t *out, struct err *e)
+enum rc engine_comm_shape(const struct engine_options *o, struct engine_comm_shape *out, struct err *e)
 {
     struct model_file *m = NULL;
     struct model_config c;
@@ -98,12 +93,11 @@ enum rc engine_comm_bytes(const struct engine_options *o, size_t *out, struct er
     if (rc == RC_OK) rc = model_config_read(m, &c, e);
     if (rc == RC_OK) rc = partition_make(&c, o->ranks, PARTITION_FFN_STEP, &p, e);
     if (rc == RC_OK) {
-        size_t sum = (size_t)max_rows_of(o, &c) * (size_t)c.hidden * sizeof(float), gather = 0;
+        *out = (struct engine_comm_shape){.max_rows = max_rows_of(o, &c), .width = c.hidden};
         for (int r = 0; r < p.ranks; r++) {
-            size_t n = (size_t)max_picks_of(o) * (size_t)p.part[r].vocab.count * sizeof(float);
-            if (n > gather) gather = n;
+            size_t n = (size_t)max_picks_of(o) * (size_t)p.part[r].vocab.count;
+            if (n > out->max_gather_floats) out->max_gather_floats = n;
         }
-        *out = sum > gather ? sum : gather;
     }
     model_file_close(m);
     return rc;
@@ -131,7 +125,7 @@ static void choose_drafts(struct engine *e)
     e->ngram = e->o.spec == SPEC_AUTO || e->o.spec == SPEC_NGRAM;
     e->max_rows = max_rows_of(&e->o, &e->config);
     e->max_picks = max_picks_of(&e->o);
-    e->draft_cost = (struct draft_cost){.row = row_cost, .mtp_pass = engine_mtp_share(&e->config)};
+    e->draft_cost = (struct draft_cost){.row = e->kern->row_cost, .mtp_pass = engine_mtp_share(&e->config)};
 }
 
 static enum rc open_model(struct engine *e, struct err *err)

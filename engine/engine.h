@@ -64,9 +64,17 @@ struct engine_limits {
 enum rc engine_limits_plan(const struct engine_options *o, const struct model_file *m, struct engine_limits *out,
                            struct err *e);
 
-/* Bytes that one rank's slot of the shared segment must carry for these options (comm_bytes of lockstep.h). Reads the model's
- * header only. */
-enum rc engine_comm_bytes(const struct engine_options *o, size_t *out, struct err *e);
+/* The largest sum and gather of an engine of these options, from the model's header. */
+struct engine_comm_shape {
+    int max_rows, width;      /* of a sum */
+    size_t max_gather_floats; /* one rank's part of a gather */
+};
+enum rc engine_comm_shape(const struct engine_options *o, struct engine_comm_shape *out, struct err *e);
+static inline size_t engine_comm_bytes(struct engine_comm_shape s)
+{
+    const size_t sum = (size_t)s.max_rows * (size_t)s.width;
+    return (sum > s.max_gather_floats ? sum : s.max_gather_floats) * sizeof(float);
+}
 
 /* kern, comm and segment outlive the engine. Errors carry EXIT_UNAVAILABLE or EXIT_CONFIG. */
 enum rc engine_open(const struct engine_options *o, struct kern *kern, struct comm *comm, struct segment *segment,

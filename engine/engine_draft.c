@@ -89,24 +89,25 @@ static void add_segment(struct engine *e, struct mtp_batch *b, int planned, int 
 {
     struct mtp_work *w = &e->mtp_work;
     const struct sequence *s = e->work[planned].sequence;
-    int i = b->rows.n_segments++;
-    w->segments[i] = (struct kern_segment){b->rows.rows, rows, position, s->pages};
-    w->slots[i] = s->slot;
+    struct kern_batch *k = &b->rows.batch;
+    int i = k->n_segments++;
+    bool decode = b->hidden != MTP_HIDDEN_STEP;
+    w->segments[i] = (struct kern_segment){kern_rows(k->rows), rows, position, s->pages, s->slot};
     w->planned[i] = planned;
-    b->rows.rows += rows;
+    *(decode ? &k->rows.decode : &k->rows.prefill) += rows;
+    k->n_decode_segments += decode;
 }
 
+/* Rows of MTP_HIDDEN_STEP are prompt rows, all others decode rows. */
 static struct mtp_batch new_batch(struct engine *e, enum mtp_hidden hidden)
 {
     struct mtp_work *w = &e->mtp_work;
-    struct forward_batch rows = {.tokens = w->tokens, .segments = w->segments, .slots = w->slots, .picks = w->picks};
+    struct forward_batch rows = {.batch = {.tokens = w->tokens, .segments = w->segments}, .picks = w->picks};
     return (struct mtp_batch){.rows = rows, .hidden = hidden, .source = w->source};
 }
 
-static enum rc run_decode_rows(struct engine *e, struct mtp_batch *b, struct err *err)
+static enum rc run_batch(struct engine *e, const struct mtp_batch *b, struct err *err)
 {
-    b->rows.decode_rows = b->rows.rows;
-    b->rows.n_decode_segments = b->rows.n_segments;
     segment_beat(e->segment, e->o.rank);
     return model_forward_mtp(e->forward, b, err);
 }
@@ -119,9 +120,9 @@ static enum rc add_kept(struct engine *e, struct mtp_batch *b, int planned, bool
     int kept = model_forward_kept_hidden(e->forward, s->slot), first = s->computed - kept;
     if (kept < 1 || kept > KERN_MAX_DRAFTS + 1 || first < 0)
         return engine_stuck(err, "hidden rows that the MTP layer needs are gone");
-    for (int i = 0; i < kept; i++) w->tokens[b->rows.rows + i] = s->tokens[first + i + 1];
+    for (int i = 0; i < kept; i++) w->tokens[kern_rows(b->rows.batch.rows) + i] = s->tokens[first + i + 1];
     add_segment(e, b, planned, first, kept);
-    if (pick) w->picks[b->rows.n_picks++] = b->rows.rows - 1;
+    if (pick) w->picks[b->rows.n_picks++] = kern_rows(b->rows.batch.rows) - 1;
     return RC_OK;
 }
 
@@ -161,7 +162,7 @@ static enum rc chain(struct engine *e, int n, int number, struct err *err)
         add_segment(e, &b, planned, e->work[planned].sequence->computed + number - 1, 1);
     }
     b.rows.n_picks = n;
-    enum rc rc = run_decode_rows(e, &b, err);
+    enum rc rc = run_batch(e, &b, err);
     return rc == RC_OK ? pick_drafts(e, n, number + 1, err) : rc;
 }
 
@@ -176,12 +177,12 @@ static enum rc draft_by_mtp(struct engine *e, struct err *err)
             const struct plan_segment *p = &e->plan.segments[i];
             if (p->source == DRAFT_MTP && p->drafts == drafts) rc = add_kept(e, &b, (int)i, true, err);
         }
-        n_with[drafts] = b.rows.n_segments;
+        n_with[drafts] = b.rows.batch.n_segments;
     }
     for (uint32_t i = 0; i < e->plan.n_segments && rc == RC_OK; i++)
         if (e->plan.segments[i].source != DRAFT_MTP && must_catch_up(e, &e->plan.segments[i], e->work[i].sequence))
             rc = add_kept(e, &b, (int)i, false, err);
-    if (rc == RC_OK && b.rows.rows) rc = run_decode_rows(e, &b, err);
+    if (rc == RC_OK && b.rows.batch.n_segments) rc = run_batch(e, &b, err);
     if (rc == RC_OK) rc = pick_drafts(e, n_with[1], 1, err);
     for (int number = 1; rc == RC_OK && n_with[number + 1]; number++) rc = chain(e, n_with[number + 1], number, err);
     return rc;
@@ -209,13 +210,12 @@ enum rc engine_mtp_prompt(struct engine *e, struct err *err)
         const struct plan_segment *p = &e->plan.segments[i];
         const struct sequence *s = e->work[i].sequence;
         if (p->kind != PLAN_PREFILL || p->rows < 2) continue;
+        int first = kern_rows(b.rows.batch.rows);
         for (int row = 0; row < p->rows - 1; row++) {
-            w->tokens[b.rows.rows + row] = s->tokens[p->position_first + row + 1];
-            w->source[b.rows.rows + row] = e->segments[i].row_first + row;
+            w->tokens[first + row] = s->tokens[p->position_first + row + 1];
+            w->source[first + row] = e->segments[i].row_first + row;
         }
         add_segment(e, &b, (int)i, p->position_first, p->rows - 1);
     }
-    if (!b.rows.rows) return RC_OK;
-    segment_beat(e->segment, e->o.rank);
-    return model_forward_mtp(e->forward, &b, err);
+    return b.rows.batch.n_segments ? run_batch(e, &b, err) : RC_OK;
 }

@@ -21,7 +21,6 @@ struct segment_work {
 /* A batch of the MTP layer in the making. */
 struct mtp_work {
     struct kern_segment segments[PLAN_MAX_SEGMENTS];
-    int slots[PLAN_MAX_SEGMENTS];
     int planned[PLAN_MAX_SEGMENTS]; /* index of the plan's segment */
     int picks[PLAN_MAX_SEGMENTS];
     int32_t *tokens; /* [max rows] */
@@ -68,7 +67,6 @@ struct engine {
     int plan_input_cap;
     int32_t *batch_tokens;            /* [max_rows] */
     struct kern_segment segments[PLAN_MAX_SEGMENTS];
-    int slots[PLAN_MAX_SEGMENTS];
     struct segment_work work[PLAN_MAX_SEGMENTS];
     int *picks;                       /* [max_picks] */
     int32_t *picked_tokens;           /* [max_picks] -1: not finite */

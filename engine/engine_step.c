@@ -189,26 +189,30 @@ static bool segment_fits(const struct engine *e, const struct plan_segment *p, c
 /* Rows, pages and tokens of the plan's segments; drafts are still missing. */
 static enum rc make_batch(struct engine *e, struct forward_batch *b, struct err *err)
 {
-    *b = (struct forward_batch){.tokens = e->batch_tokens, .segments = e->segments, .slots = e->slots, .picks = e->picks};
+    struct kern_batch *k = &b->batch;
+    *b = (struct forward_batch){
+        .batch = {.tokens = e->batch_tokens, .segments = e->segments},
+        .picks = e->picks,
+        .unrecorded = e->o.fault.kind != FAULT_NONE && e->o.fault.step == e->step + 1, /* faults strike between operations */
+    };
     for (uint32_t i = 0; i < e->plan.n_segments; i++) {
         const struct plan_segment *p = &e->plan.segments[i];
         struct sequence *s = engine_find(e, p->request);
-        int n_picks = p->kind == PLAN_DECODE ? p->rows : p->picks;
-        if (!segment_fits(e, p, s) || p->rows > e->max_rows - b->rows || n_picks > e->max_picks - b->n_picks)
+        int n_picks = p->kind == PLAN_DECODE ? p->rows : p->picks, rows = kern_rows(k->rows);
+        if (!segment_fits(e, p, s) || p->rows > e->max_rows - rows || n_picks > e->max_picks - b->n_picks)
             return engine_stuck(err, "a plan's segment does not fit the request's position");
         enum rc rc = take_pages(e, s, kv_pages_for(p->position_first + p->rows), err);
         if (rc != RC_OK) return rc;
-        memcpy(e->batch_tokens + b->rows, s->tokens + p->position_first,
-               (size_t)(p->rows - p->drafts) * sizeof *e->batch_tokens);
-        e->segments[i] = (struct kern_segment){b->rows, p->rows, p->position_first, s->pages};
-        e->slots[i] = s->slot;
+        memcpy(e->batch_tokens + rows, s->tokens + p->position_first, (size_t)(p->rows - p->drafts) * sizeof *e->batch_tokens);
+        e->segments[i] = (struct kern_segment){rows, p->rows, p->position_first, s->pages, s->slot};
         e->work[i] = (struct segment_work){.sequence = s, .first_pick = b->n_picks};
-        b->rows += p->rows;
-        if (p->kind == PLAN_DECODE) b->decode_rows = b->rows, b->n_decode_segments++;
-        for (int row = b->rows - n_picks; row < b->rows; row++) e->picks[b->n_picks++] = row;
+        if (p->kind == PLAN_DECODE) k->rows.decode += p->rows, k->n_decode_segments++;
+        else k->rows.prefill += p->rows;
+        rows += p->rows;
+        for (int row = rows - n_picks; row < rows; row++) e->picks[b->n_picks++] = row;
         if (!s->first_row_us) s->first_row_us = clock_now_us();
     }
-    b->n_segments = (int)e->plan.n_segments;
+    k->n_segments = (int)e->plan.n_segments;
     return RC_OK;
 }
 
@@ -262,18 +266,18 @@ static enum rc sample(struct engine *e, struct err *err)
 
 static uint64_t mix(uint64_t h, const void *bytes, size_t n) { return XXH3_64bits_withSeed(bytes, n, h); }
 
-static struct lockstep_record make_record(struct engine *e, const struct forward_batch *b)
+static struct lockstep_record make_record(struct engine *e, const struct kern_batch *b)
 {
-    struct lockstep_record r = {.step = e->step + 1, .rows = (uint64_t)b->rows};
+    struct lockstep_record r = {.step = e->step + 1, .rows = (uint64_t)kern_rows(b->rows)};
     if (fault_is_due(e, FAULT_PLAN)) e->plan_bytes[e->plan_len - 1] ^= 1;
     r.plan_digest = XXH3_64bits(e->plan_bytes, e->plan_len);
-    r.token_hash = mix(0, e->batch_tokens, (size_t)b->decode_rows * sizeof *e->batch_tokens); /* drafts among them */
+    r.token_hash = mix(0, e->batch_tokens, (size_t)b->rows.decode * sizeof *e->batch_tokens); /* drafts among them */
     for (int i = 0; i < b->n_segments; i++) {
         const struct segment_work *w = &e->work[i];
         r.tokens += (uint64_t)w->tokens;
         r.token_hash = mix(r.token_hash, e->picked_tokens + w->first_pick, (size_t)w->tokens * sizeof *e->picked_tokens);
     }
-    if (b->rows) r.state_digest = mix(0, model_forward_row_hashes(e->forward), (size_t)b->rows * sizeof(uint64_t));
+    if (r.rows) r.state_digest = mix(0, model_forward_row_hashes(e->forward), (size_t)r.rows * sizeof(uint64_t));
     for (const struct sequence *s = e->sequences; s; s = s->next) {
         uint64_t own[] = {s->id, (uint64_t)s->state, (uint64_t)s->computed, (uint64_t)s->n_pages, s->token_chain};
         if (s->state == PLAN_QUEUED) continue; /* queues may differ between ranks, plans may not */
@@ -359,7 +363,7 @@ static enum rc commit_segment(struct engine *e, int i, int64_t now_us, struct er
     return rc;
 }
 
-static enum rc commit(struct engine *e, const struct forward_batch *b, struct err *err)
+static enum rc commit(struct engine *e, const struct kern_batch *b, struct err *err)
 {
     int64_t now_us = clock_now_us();
     for (int i = 0; i < b->n_segments; i++) {
@@ -371,8 +375,8 @@ static enum rc commit(struct engine *e, const struct forward_batch *b, struct er
     }
     e->step++;
     e->stats.steps++;
-    e->stats.decode_rows += (uint64_t)b->decode_rows;
-    e->stats.prefill_rows += (uint64_t)(b->rows - b->decode_rows);
+    e->stats.decode_rows += (uint64_t)b->rows.decode;
+    e->stats.prefill_rows += (uint64_t)b->rows.prefill;
     if (b->n_segments > e->stats.max_sequences_in_step) e->stats.max_sequences_in_step = b->n_segments;
     return RC_OK;
 }
@@ -387,13 +391,13 @@ enum rc engine_step(struct engine *e, struct err *err)
     rc = run_actions(e, err);
     if (rc == RC_OK) rc = make_batch(e, &b, err);
     if (rc == RC_OK) rc = engine_draft(e, err);
-    if (rc == RC_OK && b.rows) rc = model_forward_step(e->forward, &b, err);
+    if (rc == RC_OK && kern_rows(b.batch.rows)) rc = model_forward_step(e->forward, &b, err);
     if (rc == RC_OK) rc = sample(e, err);
     if (rc == RC_OK) {
-        struct lockstep_record r = make_record(e, &b);
+        struct lockstep_record r = make_record(e, &b.batch);
         rc = lockstep_compare(e->segment, e->o.rank, &r, err);
     }
-    if (rc == RC_OK) rc = commit(e, &b, err);
+    if (rc == RC_OK) rc = commit(e, &b.batch, err);
     if (rc == RC_OK && e->mtp) rc = engine_mtp_prompt(e, err);
     return rc;
 }

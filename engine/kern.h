@@ -1,8 +1,16 @@
 /* kern: the kernel interface, one backend's operations on its own memory.
  *
  * model_forward calls these and comm.h only; a backend is a filled `struct kern`. Every pointer named *_dev below is
- * memory from buffer_alloc (on the CPU plain memory). Operations never allocate and never fail on good shapes: supports
- * is decided while weights are loaded, where an unsupported shape is an error with the shape in its text.
+ * memory from buffer_alloc (on the CPU plain memory). Operations never allocate and never fail on good shapes: what is
+ * supported is decided while weights are loaded, where an unsupported shape is an error with the shape in its text.
+ *
+ * Operations are enqueued in order and may still run when the call returns; host memory they were given is read before it
+ * returns. finish waits for all of them and says whether they succeeded. A backend that cannot go on keeps its first error for
+ * finish and does nothing more.
+ *
+ * Three kinds of work memory. Rows: float32, row-major, [rows][width]. Activations (`act`): what a linear layer reads, rows x
+ * width in the backend's own form, of act_bytes; written by the operation before it. Partials: a rank's share of a sum,
+ * rows x width in the backend's own form, of partial_bytes; read by comm.
  *
  * Exactness, to be kept by every operation: the bits of an output row depend on its inputs, its provenance and its
  * absolute position only - never on the number of rows, their order, page placement or threads. */
@@ -44,8 +52,17 @@ struct kern_weight_part {
 };
 /* Native keeps the stored values exactly; W8 requantizes (quant_matrix_w8) whatever the source. */
 enum kern_weights { KERN_WEIGHTS_NATIVE, KERN_WEIGHTS_W8 };
+/* What becomes of a weight's product: rows (linear), a partial (linear_partial), or, of two parts of the same number of rows, gate
+ * and up, an activation (linear_swiglu). */
+enum kern_use { KERN_ROWS, KERN_PARTIAL, KERN_SWIGLU };
 
 struct kern_weight; /* backend's own */
+struct kern_table;  /* backend's own: an embedding */
+
+/* Rows of an operation by provenance: the first `decode` are DECODE, the `prefill` after them PREFILL. */
+struct kern_split {
+    int decode, prefill;
+};
 
 /* Paged KV of one layer on one rank. A page holds KV_PAGE_TOKENS positions of all of the rank's KV heads of one layer, K
  * and V; its inner order is the backend's own. Page p of layer l starts at base + p * page_bytes. Layers share page ids. */
@@ -54,13 +71,22 @@ struct kern_kv_layer {
     size_t page_bytes; /* kern->kv_page_bytes(...) */
 };
 
-/* One run of consecutive positions of one sequence within a step. */
+/* One run of consecutive positions of one sequence within a batch. */
 struct kern_segment {
-    int row_first;       /* first row of the step's arrays */
+    int row_first;       /* first row of the batch's arrays */
     int rows;            /* >= 1 */
-    int position_first;  /* absolute position of row_first */
+    int position_first;  /* absolute position of row_first; of a PREFILL segment a multiple of 64 */
     const int32_t *pages; /* block table: page of positions [64 i, 64 i + 64), at least up to the last row's */
+    int slot;            /* of the sequence, where it has memory beside pages */
 };
+/* The rows of a step or of a pass of the MTP layer. Decode rows and segments come first; a decode segment has 1 + drafts rows. */
+struct kern_batch {
+    const int32_t *tokens; /* [rows], each within the table; NULL where embed is not called */
+    struct kern_split rows;
+    const struct kern_segment *segments;
+    int n_segments, n_decode_segments;
+};
+static inline int kern_rows(struct kern_split s) { return s.decode + s.prefill; }
 
 struct kern_attn_shape {
     int n_heads;    /* query heads on this rank; a multiple of n_kv_heads */
@@ -103,79 +129,128 @@ static inline int kern_gdn_width(const struct kern_gdn_shape *s)
 {
     return kern_gdn_channels(s) + s->v_heads * s->v_dim + 2 * s->v_heads;
 }
-/* One run of rows of one sequence, as kern_segment, and what the sequence remembers in this layer. state_dev: of
- * gdn_state_bytes, all zeros at position 0. replay_dev: of gdn_replay_bytes, or NULL where rows == 1 or PREFILL. */
-struct kern_gdn_segment {
-    int row_first, rows, position_first;
-    void *state_dev;
-    void *replay_dev;
+/* What the sequences remember in one layer: of slot i, gdn_state_bytes at state_dev + i * state_stride (all zeros at position
+ * 0), and gdn_replay_bytes at replay_dev + i * replay_stride (replay_dev NULL: no decode segment has drafts). */
+struct kern_gdn_memory {
+    char *state_dev, *replay_dev;
+    size_t state_stride, replay_stride; /* bytes */
+};
+
+/* What a family of operations took. */
+struct kern_time {
+    const char *family;
+    uint64_t calls;
+    double us;
 };
 
 struct kern {
     const char *name;     /* "cpu" */
     const char *numerics; /* what decides bits: "cpu-avx512"; part of the numerics identity */
+    double row_cost;      /* about what a further row of a decode step costs, beside a step of one; plans go by it, bits do not */
     void *ctx;
 
     void (*close)(struct kern *k);
+    /* Waits for everything enqueued. RC_FATAL: the backend failed; the operation and its shape are in the text. */
+    enum rc (*finish)(struct kern *k, struct err *e);
+
+    /* For benchmarks. measure(k, true): from now on every operation is made on its own and timed, nothing is replayed. times: what
+     * was measured since, by family, which is then forgotten; returns how many rows, at most `most`. After finish. NULL: this
+     * backend cannot tell. */
+    void (*measure)(struct kern *k, bool on);
+    int (*times)(struct kern *k, struct kern_time *out, int most);
+
+    /* ---- memory ---- */
+
     /* Zeroed memory, aligned to 64. RC_FATAL when there is none. Free with buffer_free (NULL is fine). */
     enum rc (*buffer_alloc)(struct kern *k, size_t n_bytes, void **out_dev, struct err *e);
     void (*buffer_free)(struct kern *k, void *dev);
-    void (*to_host)(struct kern *k, void *host, const void *dev, size_t n_bytes);
+    /* Host memory that `fetch` may write while the host goes on. Free with host_free (NULL is fine). */
+    enum rc (*host_alloc)(struct kern *k, size_t n_bytes, void **out, struct err *e);
+    void (*host_free)(struct kern *k, void *host);
+    void (*to_host)(struct kern *k, void *host, const void *dev, size_t n_bytes); /* done when it returns */
+    void (*fetch)(struct kern *k, void *host, const void *dev, size_t n_bytes);   /* done after finish; host from host_alloc */
     void (*to_dev)(struct kern *k, void *dev, const void *host, size_t n_bytes);
     void (*copy)(struct kern *k, void *to_dev, const void *from_dev, size_t n_bytes); /* no overlap */
+    size_t (*act_bytes)(int rows, int width);     /* of at most so many rows, however split */
+    size_t (*partial_bytes)(int rows, int width);
+
+    /* ---- weights ---- */
 
     /* Loads parts stacked by rows (all of one cols) into the backend's own layout. The stored bytes need not outlive the
      * call. *out is freed with weight_free. RC_BAD_INPUT, EXIT_UNAVAILABLE: unsupported shape. */
     enum rc (*weight_load)(struct kern *k, const struct kern_weight_part *parts, int n_parts, enum kern_weights how,
-                           struct kern_weight **out, struct err *e);
+                           enum kern_use use, struct kern_weight **out, struct err *e);
     void (*weight_free)(struct kern *k, struct kern_weight *w); /* NULL is fine */
     size_t (*weight_bytes)(const struct kern_weight *w);
+    /* The whole matrix, each row decoded exactly. Its bytes must outlive the table. */
+    enum rc (*table_load)(struct kern *k, const struct quant_matrix *m, struct kern_table **out, struct err *e);
+    void (*table_free)(struct kern *k, struct kern_table *t); /* NULL is fine */
+    size_t (*table_bytes)(const struct kern_table *t); /* held beside the file's map */
 
-    /* y[rows, cols] = the exact decoding of row ids[i] of the stored table. The table's bytes must outlive its use. */
-    void (*embed)(struct kern *k, const struct quant_matrix *table, const int32_t *ids, int rows, float *y_dev);
+    /* ---- a batch ---- */
 
-    /* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * w. y may be x. n a multiple of 16. */
-    void (*rms_norm)(struct kern *k, const float *x_dev, const float *w_dev, int rows, int n, float eps, float *y_dev);
+    /* The rows that embed, rope_kv_append, attention and gdn work on, until the next call. What it points to stays until then. */
+    void (*begin)(struct kern *k, const struct kern_batch *b);
+    /* Records the operations between two calls to replay them: true when operations under this key were recorded already and
+     * have now been enqueued again, on the present batch, so that the caller must leave them out; false when the caller has to
+     * make them, and then call record_end. The same key means the same operations on the same buffers, for batches of the same
+     * numbers of rows and segments. Between the two calls to_host, to_dev and finish are not called. record_end returns false
+     * when recording failed and nothing was enqueued: the caller makes the operations once more. NULL: this backend has no use
+     * for it. */
+    bool (*record)(struct kern *k, uint64_t key);
+    bool (*record_end)(struct kern *k);
 
-    /* y[rows, W.rows] = x[rows, W.cols] W^T in float32. y and x do not overlap. */
-    void (*linear)(struct kern *k, const struct kern_weight *w, enum kern_provenance p, const float *x_dev, int rows,
-                   float *y_dev);
+    /* y[rows, cols]: the batch's tokens. */
+    void (*embed)(struct kern *k, const struct kern_table *t, float *y_dev);
 
     /* qkv[rows, width] = q heads (or [q | gate] heads), k heads, v heads. Adds the bias, norms q and k, rotates both by the
      * row's position (for INT8 then by the Hadamard matrix), all in place, and stores k and v into the pages.
      * cos_sin_dev[position][rope_dim / 2][2]. */
     void (*rope_kv_append)(struct kern *k, const struct kern_attn_shape *s, const struct kern_attn_weights *w,
-                           const struct kern_segment *segments, int n_segments, const float *cos_sin_dev, float *qkv_dev,
-                           struct kern_kv_layer kv);
+                           const float *cos_sin_dev, float *qkv_dev, struct kern_kv_layer kv);
 
-    /* o[rows, n_heads * head_dim]: causal attention of each row over positions 0 .. its own, keys and values as stored,
-     * scale 1 / sqrt(head_dim), times sigmoid(gate) where gated. Rows of q lie in qkv as above. All segments of one call have
-     * one provenance; DECODE segments may have several rows (drafts), each with the bits it would have alone. */
-    void (*attention)(struct kern *k, const struct kern_attn_shape *s, enum kern_provenance p,
-                      const struct kern_segment *segments, int n_segments, const float *qkv_dev,
-                      struct kern_kv_layer kv, float *o_dev);
+    /* o, an act of n_heads * head_dim: causal attention of each row over positions 0 .. its own, keys and values as stored,
+     * scale 1 / sqrt(head_dim), times sigmoid(gate) where gated. Rows of q lie in qkv as above. Decode segments may have
+     * several rows (drafts), each with the bits it would have alone. */
+    void (*attention)(struct kern *k, const struct kern_attn_shape *s, const float *qkv_dev, struct kern_kv_layer kv, void *o_act);
     size_t (*kv_page_bytes)(const struct kern_attn_shape *s); /* per layer */
 
-    /* o[rows, v_heads v_dim] from in[rows, kern_gdn_width]: convolution, l2norm, delta rule, gated norm.
-     * PREFILL: position_first is a multiple of KERN_GDN_CHUNK; chunks of that many rows, the state advances over all rows.
+    /* o, an act of v_heads * v_dim, from in[rows, kern_gdn_width]: convolution, l2norm, delta rule, gated norm.
+     * PREFILL: chunks of KERN_GDN_CHUNK rows, the state advances over all rows.
      * DECODE: the recurrence, row by row. The first row advances the state. Further rows are drafts: they see the state as
-     * advanced by the rows before them, but leave it as it was after the first row; their raw inputs are kept in replay_dev.
-     * The drafts' own state is the backend's scratch, a head at a time: it is not in replay_dev and ends with the call. */
-    void (*gdn)(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, enum kern_provenance p,
-                const struct kern_gdn_segment *segments, int n_segments, const float *in_dev, float *o_dev);
-    /* Advances the state over the first `rows` drafts kept by the last gdn call on it (0: nothing): the same bits as if they had
-     * been decoded one by one. */
-    void (*gdn_replay)(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, void *state_dev,
-                       const void *replay_dev, int rows);
-    size_t (*gdn_state_bytes)(const struct kern_gdn_shape *s);  /* a multiple of 64: matrices [v_heads][k_dim][v_dim] and the
-                                                                   last conv_width - 1 raw rows, float32 */
+     * advanced by the rows before them, but leave it as it was after the first row; their raw inputs are kept in the slot's
+     * replay memory. The drafts' own state is the backend's scratch: it is not kept. */
+    void (*gdn)(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, struct kern_gdn_memory m,
+                const float *in_dev, void *o_act);
+    /* Advances a slot's state over the first `rows` drafts kept by the last gdn call on it (0: nothing): the same bits as if
+     * they had been decoded one by one. */
+    void (*gdn_replay)(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, struct kern_gdn_memory m,
+                       int slot, int rows);
+    size_t (*gdn_state_bytes)(const struct kern_gdn_shape *s);  /* a multiple of 64: matrices and the last conv_width - 1 raw
+                                                                   rows, float32 */
     size_t (*gdn_replay_bytes)(const struct kern_gdn_shape *s); /* KERN_MAX_DRAFTS rows */
 
-    /* y[rows, f] = silu(gate_up[rows, 0..f)) * gate_up[rows, f..2f) */
-    void (*swiglu)(struct kern *k, const float *gate_up_dev, int rows, int f, float *y_dev);
+    /* ---- rows ---- */
 
-    /* out[i] = XXH3-64 of the bytes of row i. */
-    void (*hash_rows)(struct kern *k, const float *x_dev, int rows, int n, uint64_t *out_host);
+    /* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * w; y may be x. n a multiple of 16. Where y_act is given, the same numbers also
+     * go to columns y_col .. y_col + n of that act of y_width (whose other columns another call writes); y_dev may then be
+     * NULL. */
+    void (*rms_norm)(struct kern *k, const float *x_dev, const float *w_dev, struct kern_split rows, int n, float eps,
+                     float *y_dev, void *y_act, int y_width, int y_col);
+
+    /* y[rows, W.rows] = x[rows, W.cols] W^T in float32. y and x do not overlap. Weight loaded for KERN_ROWS. */
+    void (*linear)(struct kern *k, const struct kern_weight *w, struct kern_split rows, const void *x_act, float *y_dev);
+    /* The same product as a partial. Weight loaded for KERN_PARTIAL. */
+    void (*linear_partial)(struct kern *k, const struct kern_weight *w, struct kern_split rows, const void *x_act,
+                           void *y_partial);
+    /* y, an act of f columns, = silu(gate) * up where [gate | up] = x W^T, W of 2 f rows. scratch_dev: swiglu_scratch_bytes of
+     * memory that the call may use (NULL where that is 0). Weight loaded for KERN_SWIGLU. */
+    void (*linear_swiglu)(struct kern *k, const struct kern_weight *w, struct kern_split rows, const void *x_act,
+                          void *scratch_dev, void *y_act);
+    size_t (*swiglu_scratch_bytes)(int rows, int f);
+
+    /* out_dev[i] = a 64-bit hash of the bytes of row i; the same function at any place and time. */
+    void (*hash_rows)(struct kern *k, const float *x_dev, int rows, int n, uint64_t *out_dev);
 };
 
 #endif

@@ -267,3 +267,38 @@ enum rc lockstep_compare(struct segment *s, int rank, const struct lockstep_reco
     }
     return RC_OK;
 }
+
+/* Two boards by parity of the collective's number suffice, for the reason given at the head of comm_shm. */
+enum rc lockstep_exchange(struct segment *s, int rank, const void *mine, size_t n_bytes, void *all, struct err *e)
+{
+    uint64_t number = lockstep_published(s, rank, SEGMENT_COMM) + 1;
+    struct err own = {0};
+    enum rc rc = lockstep_check(s, e);
+    if (rc != RC_OK) return rc;
+    if (n_bytes > LOCKSTEP_BOARD_BYTES) {
+        err_set(&own, RC_FATAL, EXIT_INTERNAL, "collective_too_large", "an exchange of %zu bytes", n_bytes);
+        segment_poison(s, rank, own.text);
+        if (e && e->rc == RC_OK) *e = own;
+        return RC_FATAL;
+    }
+    struct segment_board *board = &s->rank[rank].board[number & 1];
+    board->n_bytes = n_bytes;
+    if (n_bytes) memcpy(board->bytes, mine, n_bytes);
+    lockstep_publish(s, rank, SEGMENT_COMM, number);
+    for (int peer = 0; peer < (int)s->ranks; peer++) {
+        struct lockstep_wait wait = {.self = rank,
+                                     .peer = peer,
+                                     .channel = SEGMENT_COMM,
+                                     .value = number,
+                                     .bound_us = s->bounds.collective_us,
+                                     .patience_us = -1,
+                                     .what = "exchange"};
+        uint64_t seen;
+        if (peer != rank && (rc = lockstep_wait(s, &wait, &seen, e)) != RC_OK) return rc;
+        if (peer != rank && seen > number + 1) return fail_out_of_step(s, rank, "exchange", number, seen, e);
+        board = &s->rank[peer].board[number & 1];
+        if (board->n_bytes != n_bytes) return fail_out_of_step(s, rank, "exchange size", n_bytes, board->n_bytes, e);
+        if (n_bytes) memcpy((unsigned char *)all + (size_t)peer * n_bytes, board->bytes, n_bytes);
+    }
+    return RC_OK;
+}

@@ -1,8 +1,8 @@
 /* lockstep: the shared segment of one group of ranks, and the rules that keep them equal.
  *
  * The runner creates the segment (a memfd, or plain memory when ranks are threads) and every rank maps it. It holds the
- * bounds table, the poison word, one heartbeat per rank, the step plan of rank 0 in two slots, one 64-byte record per rank
- * and step parity, and the area that comm_shm works in. Nothing in it outlives the group.
+ * bounds table, the poison word, one heartbeat per rank, the step plan of rank 0 in two slots, one 64-byte record and one
+ * board for exchanges per rank and parity, and the area that comm_shm works in. Nothing in it outlives the group.
  *
  * Every wait in here ends: by the word arriving, by poison, or when the awaited rank's heartbeat has stood still for the
  * wait's bound. A wait spins first, then sleeps on the segment's futex. */
@@ -11,7 +11,7 @@
 
 #include "base.h"
 
-enum { LOCKSTEP_PLAN_BYTES = 65536 };
+enum { LOCKSTEP_PLAN_BYTES = 65536, LOCKSTEP_BOARD_BYTES = 504 };
 
 /* One table for all waits, checked by lockstep_bounds_check: collective < lockstep < watchdog, all > 0. */
 struct lockstep_bounds {
@@ -62,5 +62,12 @@ enum rc lockstep_read_plan(struct segment *s, int rank, uint64_t step, int64_t p
 /* Publishes this rank's record, waits for all others' of the same step, compares. A difference writes one line
  * "LOCKSTEP FAILURE step=… field=… rank0=… rank1=…" to stderr, poisons and returns RC_FATAL with EXIT_LOCKSTEP. */
 enum rc lockstep_compare(struct segment *s, int rank, const struct lockstep_record *mine, struct err *e);
+
+/* Collective: every rank gives n_bytes (at most LOCKSTEP_BOARD_BYTES; 0 is a barrier) and gets everybody's, rank r's at
+ * all + r * n_bytes. Counts as one of the group's collectives. */
+enum rc lockstep_exchange(struct segment *s, int rank, const void *mine, size_t n_bytes, void *all, struct err *e);
+/* One look at the peers by a rank whose device waits for theirs: RC_FATAL as a collective's wait would end, by poison or by
+ * a heartbeat that stands still (not of a rank that itself waits for this one). Bumps this rank's heartbeat, never waits. */
+enum rc lockstep_watch(struct segment *s, int rank, struct err *e);
 
 #endif

@@ -18,7 +18,7 @@
 
 static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "shared words must be lock-free");
 
-enum { SEGMENT_LINE_BYTES = 64, SEGMENT_VERSION = 1, SEGMENT_REASON_BYTES = 700 };
+enum { SEGMENT_LINE_BYTES = 64, SEGMENT_VERSION = 2, SEGMENT_REASON_BYTES = 700 };
 
 /* What a rank publishes by raising a counter. Counters start at 0 and rise by 1. */
 enum segment_channel {
@@ -40,6 +40,12 @@ struct segment_stall {
     int64_t looked_us, still_us;
 };
 
+/* What a rank gives to an exchange. */
+struct segment_board {
+    alignas(SEGMENT_LINE_BYTES) uint64_t n_bytes;
+    unsigned char bytes[LOCKSTEP_BOARD_BYTES];
+};
+
 struct segment_rank {
     alignas(SEGMENT_LINE_BYTES) _Atomic uint64_t beat;
     /* What this rank sleeps for: 0, or 1 + peer * SEGMENT_CHANNELS + channel, and the counter's awaited value. */
@@ -53,6 +59,8 @@ struct segment_rank {
     /* Touched by this rank alone: its wait for the plan of plan_step goes on over several calls. */
     alignas(SEGMENT_LINE_BYTES) uint64_t plan_step;
     struct segment_stall plan_stall;
+    struct segment_stall watch_stall[MAX_RANKS]; /* of each peer, likewise */
+    struct segment_board board[2];               /* by parity of the collective's number */
 };
 
 struct segment_plan {

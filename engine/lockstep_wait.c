@@ -128,6 +128,24 @@ static enum rc fail_stalled(struct segment *s, const struct lockstep_wait *w, co
     return RC_FATAL;
 }
 
+enum rc lockstep_watch(struct segment *s, int rank, struct err *e)
+{
+    segment_beat(s, rank);
+    enum rc rc = lockstep_check(s, e);
+    for (int peer = 0; peer < (int)s->ranks && rc == RC_OK; peer++) {
+        if (peer == rank) continue;
+        /* Nothing is awaited by a counter: only whose heartbeat counts is asked for. */
+        struct lockstep_wait w = {.self = rank, .peer = peer, .bound_us = s->bounds.collective_us, .what = "device"};
+        struct segment_stall *stall = &s->rank[rank].watch_stall[peer];
+        bool circle, stalled = stall_look(s, &w, stall, &circle);
+        if (circle)
+            *stall = (struct segment_stall){0};
+        else if (stalled)
+            rc = fail_stalled(s, &w, stall, false, e);
+    }
+    return rc;
+}
+
 /* Sleeps until the peer's bell, at most us; not at all when the counter has arrived meanwhile. */
 static void nap(struct segment *s, const struct lockstep_wait *w, int64_t us)
 {

@@ -15,7 +15,10 @@ struct options {
     const char *out;
     const char *state;        /* NULL: OUT.state */
     const char *root;         /* NULL: the job file's folder */
-    const char *backend;      /* "auto", "cpu" */
+    const char *backend;      /* "auto", "cpu", "cuda" */
+    const char *gpus;         /* "0,1": one for each rank of each group; NULL: the first ones */
+    const char *sum_path;     /* "auto", "host", "peer", "nccl", "local"; NULL: "auto" */
+    bool no_graphs;           /* CUDA: launch every kernel of a round anew */
     const char *isa;          /* "auto", "amx", "vnni", "avx512", "avx2", "generic" */
     const char *chat_format;  /* NULL: detected */
     int ranks;                /* default 2 */

@@ -10,6 +10,7 @@
 #include "model_config.h"
 #include "model_file.h"
 #include "partition.h"
+#include "rank_backend.h"
 #include "rank_main.h"
 #include "tokenizer.h"
 
@@ -24,6 +25,7 @@ struct identity_parts {
 static enum rc collect(const struct options *o, struct model_file *m, struct identity_parts *out, struct err *e)
 {
     struct model_config config;
+    struct rank_backend backend;
     struct tokenizer *tokenizer = NULL;
     enum rc rc = model_config_read(m, &config, e);
     if (rc == RC_OK) rc = partition_make(&config, o->ranks, PARTITION_FFN_STEP, &out->partition, e);
@@ -33,10 +35,9 @@ static enum rc collect(const struct options *o, struct model_file *m, struct ide
     if (tokenizer) out->tokenizer = tokenizer_digest(tokenizer);
     tokenizer_close(tokenizer);
     if (rc != RC_OK) return rc;
-    out->numerics = rank_backend_numerics(o);
-    if (!out->numerics)
-        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "no_backend", "this machine lacks backend %s with instruction set %s",
-                       o->backend, o->isa);
+    rc = rank_backend_choose(o, 0, &backend, e);
+    if (rc != RC_OK) return rc;
+    out->numerics = backend.numerics;
     return model_file_digest(m, out->model, e);
 }
 

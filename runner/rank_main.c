@@ -11,8 +11,9 @@
  * it is set), or on an error. On an error it poisons the group first, so that no peer waits for it in vain, then sends its
  * last words and leaves with the error's status.
  *
- * This is the only file of the program that picks a backend. */
+ * Which backend that is, rank_backend knows. */
 #define _GNU_SOURCE
+#include "rank_backend.h"
 #include "rank_main.h"
 
 #include <errno.h>
@@ -26,8 +27,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "comm_shm.h"
-#include "kern_cpu.h"
 #include "rank_args.h"
 #include "rank_wire.h"
 
@@ -272,22 +271,6 @@ static enum rc settle_in(struct rank *r, struct err *e)
     return r->segment ? RC_OK : RC_FATAL;
 }
 
-static bool backend_is_cpu(const struct options *o)
-{
-    return !o->backend || !strcmp(o->backend, "auto") || !strcmp(o->backend, "cpu");
-}
-
-const char *rank_backend_numerics(const struct options *o) { return backend_is_cpu(o) ? kern_cpu_numerics(o->isa) : NULL; }
-
-static enum rc open_backend(struct rank *r, struct err *e)
-{
-    const struct options *o = &r->args.options;
-    if (!backend_is_cpu(o))
-        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "no_backend", "this build has no backend %s", o->backend);
-    enum rc rc = kern_cpu_open(o->isa, o->threads, &r->kern, e);
-    return rc == RC_OK ? comm_shm_open(r->segment, r->args.rank, &r->comm, e) : rc;
-}
-
 static enum rc say_hello(struct rank *r, const struct buf *identity, int64_t load_us, struct err *e)
 {
     struct engine_sizes l = engine_sizes_of(r->engine);
@@ -308,7 +291,7 @@ static enum rc load(struct rank *r, struct err *e)
     struct buf identity = {0};
     int64_t start_us = clock_now_us();
     struct engine_options options = rank_args_engine(&r->args);
-    enum rc rc = open_backend(r, e);
+    enum rc rc = rank_backend_open(&r->args.options, r->args.group, r->args.rank, r->segment, &r->kern, &r->comm, e);
     if (rc != RC_OK) goto out;
     segment_beat(r->segment, r->args.rank);
     rc = rank_identity(&r->args.options, r->args.rank, &identity, e);

@@ -526,8 +526,10 @@ enum rc group_open(const struct options *o, int group_index, const char *identit
     if (rc != RC_OK) goto free_group;
     struct rank_args a = rank_args_make(o, group_index, 0);
     struct engine_options engine = rank_args_engine(&a);
-    rc = engine_comm_bytes(&engine, &g->comm_bytes, e);
+    struct engine_comm_shape shape;
+    rc = engine_comm_shape(&engine, &shape, e);
     if (rc != RC_OK) goto free_group;
+    g->comm_bytes = engine_comm_bytes(shape);
     launch(g);
     *out = g;
     return RC_OK;

@@ -66,10 +66,14 @@ void *recurrent_state_of(const struct recurrent_state *r, int slot, int layer)
     return r->states_dev + (size_t)slot * slot_states_bytes(r) + (size_t)layer * r->state_bytes;
 }
 
-void *recurrent_replay_of(const struct recurrent_state *r, int slot, int layer)
+struct kern_gdn_memory recurrent_memory(const struct recurrent_state *r, int layer)
 {
-    if (!r->replays_dev) return NULL;
-    return r->replays_dev + ((size_t)slot * (size_t)r->o.n_layers + (size_t)layer) * r->replay_bytes;
+    return (struct kern_gdn_memory){
+        .state_dev = recurrent_state_of(r, 0, layer),
+        .replay_dev = r->replays_dev ? r->replays_dev + (size_t)layer * r->replay_bytes : NULL,
+        .state_stride = slot_states_bytes(r),
+        .replay_stride = (size_t)r->o.n_layers * r->replay_bytes,
+    };
 }
 
 float *recurrent_hidden_of(const struct recurrent_state *r, int slot)

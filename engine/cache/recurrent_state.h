@@ -38,7 +38,8 @@ void recurrent_state_close(struct recurrent_state *r); /* of zeroed memory too *
 void recurrent_state_clear(struct recurrent_state *r, int slot);
 /* layer counts Gated DeltaNet layers only. */
 void *recurrent_state_of(const struct recurrent_state *r, int slot, int layer);
-void *recurrent_replay_of(const struct recurrent_state *r, int slot, int layer); /* NULL without replay */
+/* A layer of all slots, as kernels want it. */
+struct kern_gdn_memory recurrent_memory(const struct recurrent_state *r, int layer);
 
 /* The slot's kept hidden rows, [RECURRENT_MAX_KEPT][hidden]; n_kept of them count. */
 float *recurrent_hidden_of(const struct recurrent_state *r, int slot);

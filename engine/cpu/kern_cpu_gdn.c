@@ -87,7 +87,7 @@ struct raw_rows {
     const float *history;
 };
 
-static struct raw_rows rows_of_call(const struct cpu_gdn_call *c, const struct kern_gdn_segment *g)
+static struct raw_rows rows_of_call(const struct cpu_gdn_call *c, const struct cpu_gdn_segment *g)
 {
     const size_t width = (size_t)kern_gdn_width(c->shape);
     return (struct raw_rows){.first = c->in + (size_t)g->row_first * width,
@@ -96,7 +96,7 @@ static struct raw_rows rows_of_call(const struct cpu_gdn_call *c, const struct k
                              .history = history(c->shape, g->state_dev)};
 }
 
-static struct raw_rows rows_of_replay(const struct cpu_gdn_call *c, const struct kern_gdn_segment *g, const void *replay_dev)
+static struct raw_rows rows_of_replay(const struct cpu_gdn_call *c, const struct cpu_gdn_segment *g, const void *replay_dev)
 {
     return (struct raw_rows){.first = replay_dev,
                              .stride = replay_width(c->shape),
@@ -205,7 +205,7 @@ static void prepare_values(const struct cpu_gdn_call *c, const struct raw_rows *
 }
 
 /* The gated norm of row t of a segment. */
-static void write_output(const struct cpu_gdn_call *c, const struct kern_gdn_segment *g, int v_head, int t, const float *o)
+static void write_output(const struct cpu_gdn_call *c, const struct cpu_gdn_segment *g, int v_head, int t, const float *o)
 {
     const struct kern_gdn_shape *s = c->shape;
     const int dim = s->v_dim;
@@ -266,7 +266,7 @@ static void step_row(const struct step *s)
 
 /* All rows of a value head, whose keys are prepared. The state moves on over the first `kept` of them, the others go on in
  * draft_state. */
-static void step_head(const struct cpu_gdn_call *c, const struct kern_gdn_segment *g, const struct raw_rows *from, int v_head,
+static void step_head(const struct cpu_gdn_call *c, const struct cpu_gdn_segment *g, const struct raw_rows *from, int v_head,
                       int kept, struct cpu_gdn_scratch *x)
 {
     enum { PADDED = 16 };
@@ -463,7 +463,7 @@ KERN_INLINE void chunk_columns(int blocks, const struct chunk *c, int column)
 }
 
 /* Rows t .. t + n of a value head, whose scores are ready. */
-static void chunk_head(const struct cpu_gdn_call *c, const struct kern_gdn_segment *g, const struct raw_rows *from, int v_head,
+static void chunk_head(const struct cpu_gdn_call *c, const struct cpu_gdn_segment *g, const struct raw_rows *from, int v_head,
                        int t, int n, int padded, struct cpu_gdn_scratch *x)
 {
     const struct kern_gdn_shape *s = c->shape;
@@ -481,7 +481,7 @@ static void chunk_head(const struct cpu_gdn_call *c, const struct kern_gdn_segme
 
 /* Value heads v_head .. v_head + v_heads, all of one key head. */
 struct piece {
-    const struct kern_gdn_segment *segment;
+    const struct cpu_gdn_segment *segment;
     int k_head, v_head, v_heads;
 };
 
@@ -523,7 +523,7 @@ static void step_piece(const struct cpu_gdn_call *c, const struct piece *p, cons
 }
 
 /* Keeps the raw rows behind the first. */
-static void keep_drafts(const struct cpu_gdn_call *c, const struct kern_gdn_segment *g, const struct raw_rows *from)
+static void keep_drafts(const struct cpu_gdn_call *c, const struct cpu_gdn_segment *g, const struct raw_rows *from)
 {
     const size_t width = replay_width(c->shape), b_at = (size_t)kern_gdn_channels(c->shape);
     float *to = g->replay_dev;
@@ -545,7 +545,7 @@ static void prefill(const struct cpu_gdn_call *c, struct cpu_scratch *scratch, i
         prefill_piece(c, &p, &scratch[scratch_index()].gdn);
     }
     for (int i = 0; i < c->n_segments; i++) {
-        const struct kern_gdn_segment *g = &c->segments[i];
+        const struct cpu_gdn_segment *g = &c->segments[i];
         const struct raw_rows from = rows_of_call(c, g);
         advance_history(c->shape, &from, g->rows, g->state_dev);
     }
@@ -567,7 +567,7 @@ static void decode(const struct cpu_gdn_call *c, struct cpu_scratch *scratch, in
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && c->n_segments > 1)
 #endif
     for (int i = 0; i < c->n_segments; i++) {
-        const struct kern_gdn_segment *g = &c->segments[i];
+        const struct cpu_gdn_segment *g = &c->segments[i];
         const struct raw_rows from = rows_of_call(c, g);
         keep_drafts(c, g, &from);
         advance_history(c->shape, &from, 1, g->state_dev);

@@ -119,10 +119,17 @@ struct cpu_attn_call {
     float *o;
 };
 
+/* A segment with its slot's memory. replay_dev: NULL where rows == 1 or PREFILL. */
+struct cpu_gdn_segment {
+    int row_first, rows, position_first;
+    void *state_dev;
+    void *replay_dev;
+};
+
 struct cpu_gdn_call {
     const struct kern_gdn_shape *shape;
     const struct kern_gdn_weights *weights;
-    const struct kern_gdn_segment *segments;
+    const struct cpu_gdn_segment *segments;
     int n_segments;
     const float *in;
     float *o;

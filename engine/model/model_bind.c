@@ -235,8 +235,9 @@ static enum rc load_conv(struct bind *b, int layer, float **out_dev)
 enum { MAX_PARTS = 4 };
 
 /* This rank's slices of matrices, stacked into one weight. */
-static enum rc load(struct bind *b, int layer, const enum model_role *roles, int n, struct kern_weight **out)
+static enum rc load(struct bind *b, int layer, const enum model_role *roles, int n, enum kern_use use, struct kern_weight **out)
 {
+    const struct tensor_view *embedding = find(b, ROLE_EMBEDDING, 0);
     struct kern *k = b->out->kern;
     struct kern_weight_part parts[MAX_PARTS];
     const struct tensor_view *tensors[MAX_PARTS];
@@ -247,10 +248,10 @@ static enum rc load(struct bind *b, int layer, const enum model_role *roles, int
                                              .n_cols = s->n_cols, .native = roles[i] == ROLE_GDN_B || roles[i] == ROLE_GDN_A};
         model_file_need(b->o->file, tensors[i]);
     }
-    enum rc rc = k->weight_load(k, parts, n, b->o->how, out, b->err);
+    enum rc rc = k->weight_load(k, parts, n, b->o->how, use, out, b->err);
     if (rc == RC_OK) b->out->bytes += k->weight_bytes(*out);
     for (int i = 0; i < n; i++)
-        if (tensors[i]->matrix.bytes != b->out->embedding.bytes) model_file_done(b->o->file, tensors[i]);
+        if (tensors[i] != embedding) model_file_done(b->o->file, tensors[i]);
     b->o->beat(b->o->beat_ctx);
     return rc;
 }
@@ -260,8 +261,8 @@ static enum rc load_attention(struct bind *b, int layer, struct model_layer *l)
     static const enum model_role qkv[] = {ROLE_Q, ROLE_K, ROLE_V}, o[] = {ROLE_O};
     const struct model_config *c = b->config;
     if (!b->o->part->q_heads.count) return RC_OK;
-    enum rc rc = load(b, layer, qkv, 3, &l->in_proj);
-    if (rc == RC_OK) rc = load(b, layer, o, 1, &l->out_proj);
+    enum rc rc = load(b, layer, qkv, 3, KERN_ROWS, &l->in_proj);
+    if (rc == RC_OK) rc = load(b, layer, o, 1, KERN_PARTIAL, &l->out_proj);
     if (rc == RC_OK && c->qkv_bias) rc = load_bias(b, layer, &l->bias_dev);
     if (rc == RC_OK && c->qk_norm) rc = load_norm(b, ROLE_Q_NORM, layer, &l->q_norm_dev);
     if (rc == RC_OK && c->qk_norm) rc = load_norm(b, ROLE_K_NORM, layer, &l->k_norm_dev);
@@ -272,8 +273,8 @@ static enum rc load_gdn(struct bind *b, int layer, struct model_layer *l)
 {
     static const enum model_role in[] = {ROLE_GDN_QKV, ROLE_GDN_Z, ROLE_GDN_B, ROLE_GDN_A}, out[] = {ROLE_GDN_OUT};
     if (!b->o->part->gdn_k_heads.count) return RC_OK;
-    enum rc rc = load(b, layer, in, 4, &l->in_proj);
-    if (rc == RC_OK) rc = load(b, layer, out, 1, &l->out_proj);
+    enum rc rc = load(b, layer, in, 4, KERN_ROWS, &l->in_proj);
+    if (rc == RC_OK) rc = load(b, layer, out, 1, KERN_PARTIAL, &l->out_proj);
     if (rc == RC_OK) rc = load_conv(b, layer, &l->conv_dev);
     if (rc == RC_OK) rc = load_head_values(b, ROLE_GDN_A_LOG, layer, &l->a_dev);
     if (rc == RC_OK) rc = load_head_values(b, ROLE_GDN_DT, layer, &l->dt_dev);
@@ -289,8 +290,8 @@ static enum rc load_layer(struct bind *b, int layer)
     enum rc rc = load_norm(b, ROLE_MIX_NORM, layer, &l->mix_norm_dev);
     if (rc == RC_OK) rc = l->gdn ? load_gdn(b, layer, l) : load_attention(b, layer, l);
     if (rc == RC_OK) rc = load_norm(b, ROLE_FFN_NORM, layer, &l->ffn_norm_dev);
-    if (rc == RC_OK) rc = load(b, layer, gate_up, 2, &l->gate_up);
-    return rc == RC_OK ? load(b, layer, down, 1, &l->down) : rc;
+    if (rc == RC_OK) rc = load(b, layer, gate_up, 2, KERN_SWIGLU, &l->gate_up);
+    return rc == RC_OK ? load(b, layer, down, 1, KERN_PARTIAL, &l->down) : rc;
 }
 
 static enum rc load_mtp(struct bind *b)
@@ -298,7 +299,7 @@ static enum rc load_mtp(struct bind *b)
     static const enum model_role fc[] = {ROLE_MTP_FC};
     struct model_weights *w = b->out;
     int layer = b->config->n_layers;
-    enum rc rc = load(b, layer, fc, 1, &w->mtp_fc);
+    enum rc rc = load(b, layer, fc, 1, KERN_ROWS, &w->mtp_fc);
     if (rc == RC_OK) rc = load_norm(b, ROLE_MTP_EMBEDDING_NORM, layer, &w->mtp_embedding_norm_dev);
     if (rc == RC_OK) rc = load_norm(b, ROLE_MTP_HIDDEN_NORM, layer, &w->mtp_hidden_norm_dev);
     if (rc == RC_OK) rc = load_norm(b, ROLE_MTP_NORM, layer, &w->mtp_norm_dev);
@@ -312,11 +313,11 @@ static enum rc load_whole(struct bind *b)
     const struct model_config *c = b->config;
     const struct tensor_view *embedding = find(b, ROLE_EMBEDDING, 0);
     model_file_need(b->o->file, embedding);
-    w->embedding = embedding->matrix;
-    enum rc rc = RC_OK;
+    enum rc rc = w->kern->table_load(w->kern, &embedding->matrix, &w->embedding, b->err);
+    if (rc == RC_OK) w->bytes += w->kern->table_bytes(w->embedding);
     for (int l = 0; l < c->n_layers && rc == RC_OK; l++) rc = load_layer(b, l);
     if (rc == RC_OK) rc = load_norm(b, ROLE_OUT_NORM, 0, &w->out_norm_dev);
-    if (rc == RC_OK) rc = load(b, 0, head, 1, &w->head);
+    if (rc == RC_OK) rc = load(b, 0, head, 1, KERN_ROWS, &w->head);
     return rc == RC_OK && w->mtp ? load_mtp(b) : rc;
 }
 
@@ -351,6 +352,7 @@ void model_bind_free(struct model_weights *w)
     }
     float *const vectors[] = {w->out_norm_dev, w->mtp_embedding_norm_dev, w->mtp_hidden_norm_dev, w->mtp_norm_dev};
     for (size_t j = 0; j < sizeof vectors / sizeof *vectors; j++) k->buffer_free(k, vectors[j]);
+    k->table_free(k, w->embedding);
     k->weight_free(k, w->head);
     k->weight_free(k, w->mtp_fc);
     free(w->layers);

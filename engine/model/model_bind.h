@@ -26,7 +26,7 @@ struct model_layer {
 
 struct model_weights {
     struct kern *kern;
-    struct quant_matrix embedding;     /* [vocab, hidden], rows stay in the model file's map */
+    struct kern_table *embedding;      /* [vocab, hidden] */
     struct model_layer *layers;        /* [n_layers]; with MTP one more, an attention layer */
     int n_layers;
     float *out_norm_dev;               /* [hidden] */

@@ -19,6 +19,18 @@
 
 /* ---- open and close ---- */
 
+enum rc forward_alloc_bytes(struct model_forward *f, size_t n_bytes, void **out_dev, struct err *e)
+{
+    *out_dev = NULL;
+    return n_bytes ? f->o.kern->buffer_alloc(f->o.kern, n_bytes, out_dev, e) : RC_OK;
+}
+
+enum rc forward_alloc_host(struct model_forward *f, size_t n_bytes, void **out, struct err *e)
+{
+    *out = NULL;
+    return n_bytes ? f->o.kern->host_alloc(f->o.kern, n_bytes, out, e) : RC_OK;
+}
+
 enum rc forward_alloc(struct model_forward *f, size_t rows, size_t width, float **out_dev, struct err *e)
 {
     size_t n;
@@ -111,25 +123,18 @@ static enum rc alloc_slots(struct model_forward *f, struct err *e)
         .hidden = f->o.mtp ? f->o.config->hidden : 0,
         .replay = f->o.max_drafts > 0,
     };
-    f->gdn_segments = calloc((size_t)f->o.slots + 1, sizeof *f->gdn_segments);
-    return f->gdn_segments ? recurrent_state_open(&o, &f->slots, e) : err_no_memory(e);
+    return recurrent_state_open(&o, &f->slots, e);
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-static enum rc alloc_work(struct model_forward *f, struct err *e)
+/* Rows. */
+static enum rc alloc_rows(struct model_forward *f, struct err *e)
 {
-    const struct model_config *c = f->o.config;
-    size_t rows = (size_t)f->o.max_rows, picks = (size_t)f->o.max_picks, hidden = (size_t)c->hidden;
-    size_t heads = (size_t)(f->attn.n_heads * f->attn.head_dim), values = (size_t)(f->gdn.v_heads * f->gdn.v_dim);
+    size_t rows = (size_t)f->o.max_rows, picks = (size_t)f->o.max_picks, hidden = (size_t)f->o.config->hidden;
     const struct { size_t rows, width; float **out; } buffers[] = {
         {rows, hidden, &f->x_dev},
-        {rows, hidden, &f->h_dev},
         {rows, larger((size_t)f->qkv_width, (size_t)f->gdn_width), &f->in_dev},
-        {rows, larger(heads, values), &f->mix_dev},
-        {rows, 2 * (size_t)f->part.ffn.count, &f->gate_up_dev},
-        {rows, (size_t)f->part.ffn.count, &f->act_dev},
-        {rows, hidden, &f->partial_dev},
         {picks, hidden, &f->pick_x_dev},
         {picks, hidden, &f->pick_h_dev},
         {picks, (size_t)f->part.vocab.count, &f->pick_logits_dev},
@@ -137,14 +142,54 @@ static enum rc alloc_work(struct model_forward *f, struct err *e)
     enum rc rc = RC_OK;
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0] && rc == RC_OK; i++)
         rc = forward_alloc(f, buffers[i].rows, buffers[i].width, buffers[i].out, e);
-    if (rc != RC_OK) return rc;
-    f->logits = malloc(picks * (size_t)c->vocab * sizeof *f->logits);
-    f->pick_logits = malloc(picks * (size_t)f->part.vocab.count * sizeof *f->pick_logits);
-    f->row_hashes = malloc(rows * sizeof *f->row_hashes);
-    f->hidden_hashes = malloc(picks * sizeof *f->hidden_hashes);
-    f->logits_hashes = malloc(picks * sizeof *f->logits_hashes);
-    bool ok = f->logits && f->pick_logits && f->row_hashes && f->hidden_hashes && f->logits_hashes;
-    return ok ? RC_OK : err_no_memory(e);
+    return rc;
+}
+
+/* What has the backend's own form, and hashes. */
+static enum rc alloc_acts(struct model_forward *f, struct err *e)
+{
+    const struct kern *k = f->o.kern;
+    int rows = f->o.max_rows, picks = f->o.max_picks, hidden = f->o.config->hidden, ffn = f->part.ffn.count;
+    size_t heads = k->act_bytes(rows, f->attn.n_heads * f->attn.head_dim);
+    size_t values = k->act_bytes(rows, f->gdn.v_heads * f->gdn.v_dim);
+    void *row_hashes = NULL, *hidden_hashes = NULL;
+    const struct { size_t n_bytes; void **out; } buffers[] = {
+        {k->act_bytes(rows, hidden), &f->h_act},
+        {larger(heads, values), &f->mix_act},
+        {k->act_bytes(rows, ffn), &f->ffn_act},
+        {k->swiglu_scratch_bytes(rows, ffn), &f->swiglu_dev},
+        {k->partial_bytes(rows, hidden), &f->partial_dev},
+        {k->act_bytes(picks, hidden), &f->pick_act},
+        {(size_t)rows * sizeof(uint64_t), &row_hashes},
+        {(size_t)picks * sizeof(uint64_t), &hidden_hashes},
+    };
+    enum rc rc = RC_OK;
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0] && rc == RC_OK; i++)
+        rc = forward_alloc_bytes(f, buffers[i].n_bytes, buffers[i].out, e);
+    f->row_hashes_dev = row_hashes;
+    f->hidden_hashes_dev = hidden_hashes;
+    return rc;
+}
+
+static enum rc alloc_results(struct model_forward *f, struct err *e)
+{
+    size_t rows = (size_t)f->o.max_rows, picks = (size_t)f->o.max_picks;
+    void *logits = NULL, *row_hashes = NULL, *hidden_hashes = NULL;
+    enum rc rc = forward_alloc_host(f, picks * (size_t)f->o.config->vocab * sizeof *f->logits, &logits, e);
+    if (rc == RC_OK) rc = forward_alloc_host(f, rows * sizeof *f->row_hashes, &row_hashes, e);
+    if (rc == RC_OK) rc = forward_alloc_host(f, picks * sizeof *f->hidden_hashes, &hidden_hashes, e);
+    f->logits = logits;
+    f->row_hashes = row_hashes;
+    f->hidden_hashes = hidden_hashes;
+    f->logits_hashes = malloc((picks + 1) * sizeof *f->logits_hashes);
+    return rc == RC_OK && !f->logits_hashes ? err_no_memory(e) : rc;
+}
+
+static enum rc alloc_work(struct model_forward *f, struct err *e)
+{
+    enum rc rc = alloc_rows(f, e);
+    if (rc == RC_OK) rc = alloc_acts(f, e);
+    return rc == RC_OK ? alloc_results(f, e) : rc;
 }
 
 static enum rc check_options(const struct model_forward_options *o, struct err *e)
@@ -178,44 +223,63 @@ void model_forward_close(struct model_forward *f)
 {
     if (!f) return;
     struct kern *k = f->o.kern;
-    void *const buffers[] = {f->cos_sin_dev, f->x_dev,       f->h_dev,      f->in_dev,     f->mix_dev,        f->gate_up_dev,
-                             f->act_dev,     f->partial_dev, f->pick_x_dev, f->pick_h_dev, f->pick_logits_dev};
+    void *const buffers[] = {f->cos_sin_dev, f->x_dev,      f->in_dev,          f->pick_x_dev, f->pick_h_dev,     f->pick_logits_dev,
+                             f->h_act,       f->mix_act,    f->ffn_act,         f->swiglu_dev, f->partial_dev,    f->pick_act,
+                             f->kv_dev,      f->row_hashes_dev, f->hidden_hashes_dev};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) k->buffer_free(k, buffers[i]);
-    k->buffer_free(k, f->kv_dev);
     model_mtp_close(f);
     recurrent_state_close(&f->slots);
-    free(f->gdn_segments);
-    free(f->logits);
-    free(f->pick_logits);
-    free(f->row_hashes);
-    free(f->hidden_hashes);
+    k->host_free(k, f->logits);
+    k->host_free(k, f->row_hashes);
+    k->host_free(k, f->hidden_hashes);
     free(f->logits_hashes);
     free(f);
 }
 
 /* ---- a step ---- */
 
-void forward_linear(struct model_forward *f, const struct forward_batch *b, const struct kern_weight *w, const float *x_dev,
-                    int x_width, float *y_dev, int y_width)
+/* Batches of decode rows alone are recorded. Rows of segments differ from step to step and are the backend's to look up; what
+ * is picked shapes the copies of an MTP pass and so belongs to the key. */
+static bool is_recorded(const struct model_forward *f, const struct forward_batch *b)
 {
-    struct kern *k = f->o.kern;
-    size_t d = (size_t)b->decode_rows;
-    if (b->decode_rows) k->linear(k, w, KERN_DECODE, x_dev, b->decode_rows, y_dev);
-    if (b->rows > b->decode_rows)
-        k->linear(k, w, KERN_PREFILL, x_dev + d * (size_t)x_width, b->rows - b->decode_rows, y_dev + d * (size_t)y_width);
+    return f->o.kern->record && !b->unrecorded && !b->batch.rows.prefill && b->batch.rows.decode;
 }
 
-/* in_dev to mix_dev. */
-static void attention(struct model_forward *f, const struct forward_batch *b, const struct model_layer *l, int index)
+static uint64_t recording_key(const struct forward_batch *b, uint64_t pass)
+{
+    const uint64_t shape[] = {pass, (uint64_t)b->batch.rows.decode, (uint64_t)b->batch.n_segments};
+    return XXH3_64bits_withSeed(b->picks, (size_t)b->n_picks * sizeof *b->picks, XXH3_64bits(shape, sizeof shape));
+}
+
+enum rc forward_run(struct model_forward *f, const struct forward_batch *b, uint64_t pass,
+                    enum rc (*operations)(struct model_forward *, const struct forward_batch *, struct err *), struct err *e)
 {
     struct kern *k = f->o.kern;
-    int n_decode = b->n_decode_segments, n_prefill = b->n_segments - n_decode;
+    k->begin(k, &b->batch);
+    if (!is_recorded(f, b)) return operations(f, b, e);
+    if (k->record(k, recording_key(b, pass))) return RC_OK;
+    enum rc rc = operations(f, b, e);
+    return k->record_end(k) ? rc : operations(f, b, e);
+}
+
+void forward_gather(struct model_forward *f, float *to, const float *from, const int *source, int n)
+{
+    struct kern *k = f->o.kern;
+    size_t hidden = (size_t)f->o.config->hidden;
+    for (int i = 0, run; i < n; i += run) {
+        for (run = 1; i + run < n && source[i + run] == source[i] + run;) run++;
+        k->copy(k, to + (size_t)i * hidden, from + (size_t)source[i] * hidden, (size_t)run * hidden * sizeof *to);
+    }
+}
+
+/* in_dev to mix_act. */
+static void attention(struct model_forward *f, const struct model_layer *l, int index)
+{
+    struct kern *k = f->o.kern;
     const struct kern_kv_layer kv = {f->kv_dev + (size_t)index * f->kv_layer_bytes, f->page_bytes};
     const struct kern_attn_weights w = {l->bias_dev, l->q_norm_dev, l->k_norm_dev, f->o.config->rms_eps};
-    k->rope_kv_append(k, &f->attn, &w, b->segments, b->n_segments, f->cos_sin_dev, f->in_dev, kv);
-    if (n_decode) k->attention(k, &f->attn, KERN_DECODE, b->segments, n_decode, f->in_dev, kv, f->mix_dev);
-    if (n_prefill)
-        k->attention(k, &f->attn, KERN_PREFILL, b->segments + n_decode, n_prefill, f->in_dev, kv, f->mix_dev);
+    k->rope_kv_append(k, &f->attn, &w, f->cos_sin_dev, f->in_dev, kv);
+    k->attention(k, &f->attn, f->in_dev, kv, f->mix_act);
 }
 
 static struct kern_gdn_weights gdn_weights(const struct model_layer *l)
@@ -223,103 +287,100 @@ static struct kern_gdn_weights gdn_weights(const struct model_layer *l)
     return (struct kern_gdn_weights){l->conv_dev, l->a_dev, l->dt_dev, l->gdn_norm_dev};
 }
 
-/* in_dev to mix_dev. */
-static void gated_deltanet(struct model_forward *f, const struct forward_batch *b, const struct model_layer *l, int index)
-{
-    struct kern *k = f->o.kern;
-    int n_decode = b->n_decode_segments, n_prefill = b->n_segments - n_decode;
-    const struct kern_gdn_weights w = gdn_weights(l);
-    for (int i = 0; i < b->n_segments; i++) {
-        const struct kern_segment *s = &b->segments[i];
-        bool drafts = i < n_decode && s->rows > 1;
-        f->gdn_segments[i] = (struct kern_gdn_segment){
-            .row_first = s->row_first,
-            .rows = s->rows,
-            .position_first = s->position_first,
-            .state_dev = recurrent_state_of(&f->slots, b->slots[i], index),
-            .replay_dev = drafts ? recurrent_replay_of(&f->slots, b->slots[i], index) : NULL,
-        };
-    }
-    if (n_decode) k->gdn(k, &f->gdn, &w, KERN_DECODE, f->gdn_segments, n_decode, f->in_dev, f->mix_dev);
-    if (n_prefill) k->gdn(k, &f->gdn, &w, KERN_PREFILL, f->gdn_segments + n_decode, n_prefill, f->in_dev, f->mix_dev);
-}
-
 enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, struct err *e)
 {
     const struct model_layer *l = &f->o.weights->layers[layer];
+    const struct kern_split rows = b->batch.rows;
     struct kern *k = f->o.kern;
     struct comm *c = f->o.comm;
-    int hidden = f->o.config->hidden, ffn = f->part.ffn.count;
+    int hidden = f->o.config->hidden;
     float eps = f->o.config->rms_eps;
-    size_t n = (size_t)b->rows * (size_t)hidden;
 
-    const float *partial = NULL;
+    const void *partial = NULL;
     if (l->in_proj) {
-        int mix_width = l->gdn ? f->gdn.v_heads * f->gdn.v_dim : f->attn.n_heads * f->attn.head_dim;
-        k->rms_norm(k, f->x_dev, l->mix_norm_dev, b->rows, hidden, eps, f->h_dev);
-        forward_linear(f, b, l->in_proj, f->h_dev, hidden, f->in_dev, l->gdn ? f->gdn_width : f->qkv_width);
-        if (l->gdn) gated_deltanet(f, b, l, index);
-        else attention(f, b, l, index);
-        forward_linear(f, b, l->out_proj, f->mix_dev, mix_width, f->partial_dev, hidden);
+        k->rms_norm(k, f->x_dev, l->mix_norm_dev, rows, hidden, eps, NULL, f->h_act, hidden, 0);
+        k->linear(k, l->in_proj, rows, f->h_act, f->in_dev);
+        if (l->gdn) {
+            const struct kern_gdn_weights w = gdn_weights(l);
+            k->gdn(k, &f->gdn, &w, recurrent_memory(&f->slots, index), f->in_dev, f->mix_act);
+        } else {
+            attention(f, l, index);
+        }
+        k->linear_partial(k, l->out_proj, rows, f->mix_act, f->partial_dev);
         partial = f->partial_dev;
     }
-    enum rc rc = c->all_reduce_add(c, partial, f->x_dev, n, e);
+    enum rc rc = c->all_reduce_add(c, partial, rows, hidden, f->x_dev, e);
     if (rc != RC_OK) return rc;
-    f->o.on_layer(f->o.on_layer_ctx, layer, f->x_dev, b->rows);
+    f->o.on_layer(f->o.on_layer_ctx, layer, f->x_dev, kern_rows(rows));
 
-    k->rms_norm(k, f->x_dev, l->ffn_norm_dev, b->rows, hidden, eps, f->h_dev);
-    forward_linear(f, b, l->gate_up, f->h_dev, hidden, f->gate_up_dev, 2 * ffn);
-    k->swiglu(k, f->gate_up_dev, b->rows, ffn, f->act_dev);
-    forward_linear(f, b, l->down, f->act_dev, ffn, f->partial_dev, hidden);
-    return c->all_reduce_add(c, f->partial_dev, f->x_dev, n, e);
+    k->rms_norm(k, f->x_dev, l->ffn_norm_dev, rows, hidden, eps, NULL, f->h_act, hidden, 0);
+    k->linear_swiglu(k, l->gate_up, rows, f->h_act, f->swiglu_dev, f->ffn_act);
+    k->linear_partial(k, l->down, rows, f->ffn_act, f->partial_dev);
+    return c->all_reduce_add(c, f->partial_dev, rows, hidden, f->x_dev, e);
 }
 
-enum rc forward_head(struct model_forward *f, const float *normed_dev, int n, float *logits, struct err *e)
+enum rc forward_head(struct model_forward *f, const float *x_dev, const float *norm_dev, int n, float *normed_dev, float *logits,
+                     struct err *e)
 {
     struct kern *k = f->o.kern;
     struct comm *c = f->o.comm;
-    k->linear(k, f->o.weights->head, KERN_DECODE, normed_dev, n, f->pick_logits_dev);
-    k->to_host(k, f->pick_logits, f->pick_logits_dev, (size_t)n * (size_t)f->part.vocab.count * sizeof(float));
-    return c->all_gather_columns(c, f->pick_logits, n, f->vocab_of_rank, f->o.config->vocab, logits, e);
+    const struct kern_split rows = {n, 0};
+    int hidden = f->o.config->hidden;
+    k->rms_norm(k, x_dev, norm_dev, rows, hidden, f->o.config->rms_eps, normed_dev, f->pick_act, hidden, 0);
+    k->linear(k, f->o.weights->head, rows, f->pick_act, f->pick_logits_dev);
+    return c->all_gather_columns(c, f->pick_logits_dev, n, f->vocab_of_rank, f->o.config->vocab, logits, e);
 }
 
 /* Normed rows of the picks, and their logits. A row's norm has the same bits alone and among all rows. */
 static enum rc pick_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
     struct kern *k = f->o.kern;
-    const struct model_config *c = f->o.config;
-    size_t hidden = (size_t)c->hidden;
-    for (int i = 0; i < b->n_picks; i++)
-        k->copy(k, f->pick_x_dev + (size_t)i * hidden, f->x_dev + (size_t)b->picks[i] * hidden, hidden * sizeof(float));
-    k->rms_norm(k, f->pick_x_dev, f->o.weights->out_norm_dev, b->n_picks, c->hidden, c->rms_eps, f->pick_h_dev);
-    if (f->o.trace) k->hash_rows(k, f->pick_h_dev, b->n_picks, c->hidden, f->hidden_hashes);
-    enum rc rc = forward_head(f, f->pick_h_dev, b->n_picks, f->logits, e);
-    for (int i = 0; i < b->n_picks && rc == RC_OK && f->o.trace; i++)
-        f->logits_hashes[i] = XXH3_64bits(model_forward_logits(f, i), (size_t)c->vocab * sizeof(float));
+    int n = b->n_picks, hidden = f->o.config->hidden;
+    forward_gather(f, f->pick_x_dev, f->x_dev, b->picks, n);
+    enum rc rc = forward_head(f, f->pick_x_dev, f->o.weights->out_norm_dev, n, f->pick_h_dev, f->logits, e);
+    if (rc == RC_OK && f->o.trace) k->hash_rows(k, f->pick_h_dev, n, hidden, f->hidden_hashes_dev);
     return rc;
 }
 
 enum rc forward_check(const struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
     bool slots_used = f->o.mtp || f->o.config->gdn_v_heads;
-    if (b->rows <= f->o.max_rows && b->n_picks <= f->o.max_picks && (!slots_used || b->n_segments <= f->o.slots)) return RC_OK;
-    return err_set(e, RC_FATAL, EXIT_INTERNAL, "batch_too_large", "a step of %d rows, %d picks and %d segments", b->rows,
-                   b->n_picks, b->n_segments);
+    const struct kern_batch *k = &b->batch;
+    int rows = kern_rows(k->rows);
+    if (rows <= f->o.max_rows && b->n_picks <= f->o.max_picks && (!slots_used || k->n_segments <= f->o.slots)) return RC_OK;
+    return err_set(e, RC_FATAL, EXIT_INTERNAL, "batch_too_large", "a step of %d rows, %d picks and %d segments", rows, b->n_picks,
+                   k->n_segments);
+}
+
+static enum rc step_operations(struct model_forward *f, const struct forward_batch *b, struct err *e)
+{
+    struct kern *k = f->o.kern;
+    const struct model_config *c = f->o.config;
+    enum rc rc = RC_OK;
+    k->embed(k, f->o.weights->embedding, f->x_dev);
+    for (int l = 0, n_attention = 0, n_gdn = 0; l < c->n_layers && rc == RC_OK; l++)
+        rc = forward_layer(f, b, l, c->gdn[l] ? n_gdn++ : n_attention++, e);
+    if (rc != RC_OK) return rc;
+    k->hash_rows(k, f->x_dev, kern_rows(b->batch.rows), c->hidden, f->row_hashes_dev);
+    if (f->o.mtp)
+        k->rms_norm(k, f->x_dev, f->o.weights->out_norm_dev, b->batch.rows, c->hidden, c->rms_eps, f->normed_dev, NULL, 0, 0);
+    return b->n_picks ? pick_step(f, b, e) : RC_OK;
 }
 
 enum rc model_forward_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
+    enum { PASS_STEP = 1 };
     struct kern *k = f->o.kern;
-    const struct model_config *c = f->o.config;
+    size_t vocab = (size_t)f->o.config->vocab;
     enum rc rc = forward_check(f, b, e);
     if (rc != RC_OK) return rc;
-    k->embed(k, &f->o.weights->embedding, b->tokens, b->rows, f->x_dev);
-    for (int l = 0, n_attention = 0, n_gdn = 0; l < c->n_layers && rc == RC_OK; l++)
-        rc = forward_layer(f, b, l, c->gdn[l] ? n_gdn++ : n_attention++, e);
-    if (rc != RC_OK) return rc;
-    k->hash_rows(k, f->x_dev, b->rows, c->hidden, f->row_hashes);
-    if (f->o.mtp) k->rms_norm(k, f->x_dev, f->o.weights->out_norm_dev, b->rows, c->hidden, c->rms_eps, f->normed_dev);
-    return b->n_picks ? pick_step(f, b, e) : RC_OK;
+    rc = forward_run(f, b, PASS_STEP, step_operations, e);
+    k->fetch(k, f->row_hashes, f->row_hashes_dev, (size_t)kern_rows(b->batch.rows) * sizeof *f->row_hashes);
+    if (f->o.trace) k->fetch(k, f->hidden_hashes, f->hidden_hashes_dev, (size_t)b->n_picks * sizeof *f->hidden_hashes);
+    if (rc == RC_OK) rc = k->finish(k, e);
+    for (int i = 0; i < b->n_picks && rc == RC_OK && f->o.trace; i++)
+        f->logits_hashes[i] = XXH3_64bits(model_forward_logits(f, i), vocab * sizeof(float));
+    return rc;
 }
 
 const uint64_t *model_forward_row_hashes(const struct model_forward *f) { return f->row_hashes; }
@@ -348,8 +409,7 @@ void model_forward_accept(struct model_forward *f, int slot, int accepted)
     for (int l = 0, n_gdn = 0; l < c->n_layers; l++) {
         if (!c->gdn[l]) continue;
         const struct kern_gdn_weights w = gdn_weights(&f->o.weights->layers[l]);
-        k->gdn_replay(k, &f->gdn, &w, recurrent_state_of(&f->slots, slot, n_gdn), recurrent_replay_of(&f->slots, slot, n_gdn),
-                      accepted);
+        k->gdn_replay(k, &f->gdn, &w, recurrent_memory(&f->slots, n_gdn), slot, accepted);
         n_gdn++;
     }
 }

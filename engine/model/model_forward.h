@@ -36,20 +36,17 @@ enum rc model_forward_open(const struct model_forward_options *o, struct model_f
 void model_forward_close(struct model_forward *f);
 
 struct forward_batch {
-    const int32_t *tokens;              /* [rows] */
-    int rows, decode_rows;              /* decode rows come first */
-    const struct kern_segment *segments; /* decode segments first; row_first relative to the batch */
-    const int *slots;                   /* [n_segments] the slot of the segment's sequence */
-    int n_segments, n_decode_segments;  /* a decode segment has 1 + drafts rows */
-    const int *picks;                   /* rows that want logits */
+    struct kern_batch batch; /* row_first of segments: relative to the batch */
+    const int *picks;        /* rows that want logits; of a batch of decode rows alone all of them, in order */
     int n_picks;
+    bool unrecorded;         /* makes every operation anew, where the backend would replay a recording */
 };
 
 /* RC_FATAL when a peer is lost. Results below are valid until the next call. */
 enum rc model_forward_step(struct model_forward *f, const struct forward_batch *b, struct err *e);
 /* Hashes of the final residual rows (before the last norm), [rows]. */
 const uint64_t *model_forward_row_hashes(const struct model_forward *f);
-/* Host memory. Logits may be overwritten by the caller. [vocab] */
+/* Host memory [vocab]. Logits may be overwritten by the caller. */
 float *model_forward_logits(struct model_forward *f, int pick);
 /* Hashes of a pick's normed hidden row and of its logits as computed, with the trace option. */
 uint64_t model_forward_hidden_hash(const struct model_forward *f, int pick);
@@ -79,7 +76,7 @@ void model_forward_keep_hidden(struct model_forward *f, int slot, int row, int n
 int model_forward_kept_hidden(const struct model_forward *f, int slot);
 
 struct mtp_batch {
-    struct forward_batch rows; /* tokens[i]: the token at p + 1 of row i. Provenances as in a forward batch */
+    struct forward_batch rows; /* tokens[i]: the token at p + 1 of row i. Provenances as in a forward batch; any picks */
     enum mtp_hidden {
         MTP_HIDDEN_STEP,   /* row i uses hidden row source[i] of the last model_forward_step */
         MTP_HIDDEN_KEPT,   /* each segment uses its slot's kept rows, from the first on, which are then dropped */

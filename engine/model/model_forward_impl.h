@@ -17,35 +17,46 @@ struct model_forward {
     char *kv_dev;             /* [n_kv][kv_layer_bytes]; the MTP layer's is the last; NULL without heads */
     size_t kv_layer_bytes;
     struct recurrent_state slots;
-    struct kern_gdn_segment *gdn_segments; /* [slots] */
 
     float *cos_sin_dev;
-    float *x_dev, *h_dev, *in_dev, *mix_dev, *gate_up_dev, *act_dev, *partial_dev;
+    float *x_dev, *in_dev;             /* residual, projections; rows */
+    void *h_act, *mix_act, *ffn_act;   /* what linear layers read: normed residual, mixed heads, SwiGLU */
+    void *swiglu_dev, *partial_dev;
     float *pick_x_dev, *pick_h_dev, *pick_logits_dev;
+    void *pick_act;
+    uint64_t *row_hashes_dev, *hidden_hashes_dev;
     float *logits;        /* host [max_picks][vocab] */
-    float *pick_logits;   /* host [max_picks][vocab part] */
-    uint64_t *row_hashes; /* [max_rows] */
-    uint64_t *hidden_hashes, *logits_hashes; /* [max_picks] */
+    uint64_t *row_hashes; /* host [max_rows] */
+    uint64_t *hidden_hashes; /* host [max_picks] */
+    uint64_t *logits_hashes; /* [max_picks] */
 
     /* with mtp */
     float *normed_dev;      /* [max_rows][hidden] final-normed rows of the last step */
     float *mtp_hidden_dev;  /* [max_rows][hidden] the rows that MTP rows start from */
-    float *mtp_pair_dev;    /* [max_rows][2 hidden] embedding, hidden */
+    float *mtp_embedding_dev; /* [max_rows][hidden] */
+    void *mtp_pair_act;     /* [max_rows] of 2 hidden: embedding, hidden */
     float *mtp_out_dev;     /* [max_picks][hidden] the MTP's own output of its last picks */
     float *mtp_logits;      /* host [max_picks][vocab] */
 };
 
-/* One zeroed work buffer, NULL for an empty one. */
+/* One zeroed work buffer of rows, NULL for an empty one. */
 enum rc forward_alloc(struct model_forward *f, size_t rows, size_t width, float **out_dev, struct err *e);
+/* The same of so many bytes; one of host memory. */
+enum rc forward_alloc_bytes(struct model_forward *f, size_t n_bytes, void **out_dev, struct err *e);
+enum rc forward_alloc_host(struct model_forward *f, size_t n_bytes, void **out, struct err *e);
 /* RC_FATAL when the batch is larger than what was opened for. */
 enum rc forward_check(const struct model_forward *f, const struct forward_batch *b, struct err *e);
-/* y = x W^T over all rows of the batch, each part by its provenance. */
-void forward_linear(struct model_forward *f, const struct forward_batch *b, const struct kern_weight *w, const float *x_dev,
-                    int x_width, float *y_dev, int y_width);
+/* Begins the batch and makes the operations, or has the backend replay them where it recorded them for such a batch. pass:
+ * distinguishes batches of one shape on which other operations are made. */
+enum rc forward_run(struct model_forward *f, const struct forward_batch *b, uint64_t pass,
+                    enum rc (*operations)(struct model_forward *, const struct forward_batch *, struct err *), struct err *e);
+/* to[i] = from[source[i]]; runs of neighbours go in one copy. */
+void forward_gather(struct model_forward *f, float *to, const float *from, const int *source, int n);
 /* One layer on x_dev. index: among layers of its kind, for keys and values or recurrent state. */
 enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, struct err *e);
-/* Normed rows [n] to everybody's logits [n][vocab] in host memory. */
-enum rc forward_head(struct model_forward *f, const float *normed_dev, int n, float *logits, struct err *e);
+/* Norms rows [n] to normed_dev and turns them into everybody's logits [n][vocab] in host memory, there once finish has returned. */
+enum rc forward_head(struct model_forward *f, const float *x_dev, const float *norm_dev, int n, float *normed_dev, float *logits,
+                     struct err *e);
 
 /* The MTP's buffers; the others are model_forward_open's. */
 enum rc model_mtp_open(struct model_forward *f, struct err *e);

@@ -15,13 +15,16 @@
 enum rc model_mtp_open(struct model_forward *f, struct err *e)
 {
     size_t rows = (size_t)f->o.max_rows, picks = (size_t)f->o.max_picks, hidden = (size_t)f->o.config->hidden;
+    void *logits = NULL;
     enum rc rc = forward_alloc(f, rows, hidden, &f->normed_dev, e);
     if (rc == RC_OK) rc = forward_alloc(f, rows, hidden, &f->mtp_hidden_dev, e);
-    if (rc == RC_OK) rc = forward_alloc(f, rows, 2 * hidden, &f->mtp_pair_dev, e);
+    if (rc == RC_OK) rc = forward_alloc(f, rows, hidden, &f->mtp_embedding_dev, e);
     if (rc == RC_OK) rc = forward_alloc(f, picks, hidden, &f->mtp_out_dev, e);
-    if (rc != RC_OK) return rc;
-    f->mtp_logits = malloc(picks * (size_t)f->o.config->vocab * sizeof *f->mtp_logits);
-    return f->mtp_logits ? RC_OK : err_no_memory(e);
+    if (rc == RC_OK)
+        rc = forward_alloc_bytes(f, f->o.kern->act_bytes(f->o.max_rows, 2 * f->o.config->hidden), &f->mtp_pair_act, e);
+    if (rc == RC_OK) rc = forward_alloc_host(f, picks * (size_t)f->o.config->vocab * sizeof *f->mtp_logits, &logits, e);
+    f->mtp_logits = logits;
+    return rc;
 }
 
 void model_mtp_close(struct model_forward *f)
@@ -29,9 +32,10 @@ void model_mtp_close(struct model_forward *f)
     struct kern *k = f->o.kern;
     k->buffer_free(k, f->normed_dev);
     k->buffer_free(k, f->mtp_hidden_dev);
-    k->buffer_free(k, f->mtp_pair_dev);
+    k->buffer_free(k, f->mtp_embedding_dev);
+    k->buffer_free(k, f->mtp_pair_act);
     k->buffer_free(k, f->mtp_out_dev);
-    free(f->mtp_logits);
+    k->host_free(k, f->mtp_logits);
 }
 
 /* ---- hidden rows ---- */
@@ -39,16 +43,6 @@ void model_mtp_close(struct model_forward *f)
 static void copy_rows(struct model_forward *f, float *to, const float *from, int n)
 {
     if (n > 0) f->o.kern->copy(f->o.kern, to, from, (size_t)n * (size_t)f->o.config->hidden * sizeof(float));
-}
-
-/* to[i] = from[source[i]]; runs of neighbours go in one copy. */
-static void gather_rows(struct model_forward *f, float *to, const float *from, const int *source, int n)
-{
-    size_t hidden = (size_t)f->o.config->hidden;
-    for (int i = 0, run; i < n; i += run) {
-        for (run = 1; i + run < n && source[i + run] == source[i] + run;) run++;
-        copy_rows(f, to + (size_t)i * hidden, from + (size_t)source[i] * hidden, run);
-    }
 }
 
 void model_forward_keep_hidden(struct model_forward *f, int slot, int row, int n)
@@ -68,12 +62,12 @@ static enum rc fetch_hidden(struct model_forward *f, const struct mtp_batch *b, 
     size_t hidden = (size_t)f->o.config->hidden;
     if (b->hidden != MTP_HIDDEN_KEPT) {
         const float *from = b->hidden == MTP_HIDDEN_STEP ? f->normed_dev : f->mtp_out_dev;
-        gather_rows(f, f->mtp_hidden_dev, from, b->source, b->rows.rows);
+        forward_gather(f, f->mtp_hidden_dev, from, b->source, kern_rows(b->rows.batch.rows));
         return RC_OK;
     }
-    for (int i = 0; i < b->rows.n_segments; i++) {
-        const struct kern_segment *s = &b->rows.segments[i];
-        int slot = b->rows.slots[i];
+    for (int i = 0; i < b->rows.batch.n_segments; i++) {
+        const struct kern_segment *s = &b->rows.batch.segments[i];
+        int slot = s->slot;
         if (f->slots.n_kept[slot] < s->rows)
             return err_set(e, RC_FATAL, EXIT_INTERNAL, "mtp_hidden", "slot %d keeps %d hidden rows, %d are asked for", slot,
                            f->slots.n_kept[slot], s->rows);
@@ -90,32 +84,35 @@ static void join(struct model_forward *f, const struct forward_batch *b)
 {
     struct kern *k = f->o.kern;
     const struct model_weights *w = f->o.weights;
-    int hidden = f->o.config->hidden;
-    size_t n = (size_t)hidden;
-    k->embed(k, &w->embedding, b->tokens, b->rows, f->h_dev);
-    k->rms_norm(k, f->h_dev, w->mtp_embedding_norm_dev, b->rows, hidden, f->o.config->rms_eps, f->h_dev);
-    k->rms_norm(k, f->mtp_hidden_dev, w->mtp_hidden_norm_dev, b->rows, hidden, f->o.config->rms_eps, f->mtp_hidden_dev);
-    for (size_t i = 0; i < (size_t)b->rows; i++) {
-        copy_rows(f, f->mtp_pair_dev + 2 * i * n, f->h_dev + i * n, 1);
-        copy_rows(f, f->mtp_pair_dev + (2 * i + 1) * n, f->mtp_hidden_dev + i * n, 1);
-    }
-    forward_linear(f, b, w->mtp_fc, f->mtp_pair_dev, 2 * hidden, f->x_dev, hidden);
+    const struct kern_split rows = b->batch.rows;
+    int n = f->o.config->hidden;
+    float eps = f->o.config->rms_eps;
+    k->embed(k, w->embedding, f->mtp_embedding_dev);
+    k->rms_norm(k, f->mtp_embedding_dev, w->mtp_embedding_norm_dev, rows, n, eps, NULL, f->mtp_pair_act, 2 * n, 0);
+    k->rms_norm(k, f->mtp_hidden_dev, w->mtp_hidden_norm_dev, rows, n, eps, NULL, f->mtp_pair_act, 2 * n, n);
+    k->linear(k, w->mtp_fc, rows, f->mtp_pair_act, f->x_dev);
+}
+
+static enum rc mtp_operations(struct model_forward *f, const struct forward_batch *b, struct err *e)
+{
+    join(f, b);
+    enum rc rc = forward_layer(f, b, f->o.config->n_layers, f->n_kv - 1, e);
+    if (rc != RC_OK || !b->n_picks) return rc;
+    forward_gather(f, f->pick_x_dev, f->x_dev, b->picks, b->n_picks);
+    return forward_head(f, f->pick_x_dev, f->o.weights->mtp_norm_dev, b->n_picks, f->mtp_out_dev, f->mtp_logits, e);
 }
 
 enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, struct err *e)
 {
+    enum { PASS_MTP = 2 };
     const struct forward_batch *rows = &b->rows;
-    const struct model_config *c = f->o.config;
+    struct kern *k = f->o.kern;
     if (!f->o.mtp) return err_set(e, RC_FATAL, EXIT_INTERNAL, "no_mtp", "this engine was opened without its MTP layer");
     enum rc rc = forward_check(f, rows, e);
     if (rc == RC_OK) rc = fetch_hidden(f, b, e);
     if (rc != RC_OK) return rc;
-    join(f, rows);
-    rc = forward_layer(f, rows, c->n_layers, f->n_kv - 1, e);
-    if (rc != RC_OK || !rows->n_picks) return rc;
-    gather_rows(f, f->pick_x_dev, f->x_dev, rows->picks, rows->n_picks);
-    f->o.kern->rms_norm(f->o.kern, f->pick_x_dev, f->o.weights->mtp_norm_dev, rows->n_picks, c->hidden, c->rms_eps, f->mtp_out_dev);
-    return forward_head(f, f->mtp_out_dev, rows->n_picks, f->mtp_logits, e);
+    rc = forward_run(f, rows, PASS_MTP, mtp_operations, e);
+    return rc == RC_OK ? k->finish(k, e) : rc;
 }
 
 float *model_forward_mtp_logits(struct model_forward *f, int pick)

@@ -21,9 +21,9 @@ struct shape {
 
 static const struct shape shapes[] = {{6, 2, 672, VOCAB / 2}, {3, 1, 864, VOCAB / 2}, {9, 3, 1536, VOCAB}};
 
-enum op { OP_QKV, OP_ATTN_OUT, OP_GATE_UP, OP_DOWN, OP_HEAD, OP_NORM, OP_ROPE, OP_ATTENTION, OP_SWIGLU, OPS };
-static const char *const op_names[OPS] = {"qkv",      "attn_out",    "gate_up",   "down",  "head",
-                                          "rms_norm", "rope+append", "attention", "swiglu"};
+enum op { OP_QKV, OP_ATTN_OUT, OP_GATE_UP, OP_DOWN, OP_HEAD, OP_NORM, OP_ROPE, OP_ATTENTION, OPS };
+static const char *const op_names[OPS] = {"qkv",      "attn_out",    "gate_up, swiglu",   "down",  "head",
+                                          "rms_norm", "rope+append", "attention"};
 
 struct bench {
     struct kern *k;
@@ -58,7 +58,7 @@ static void *allocate(struct bench *b, size_t bytes)
 }
 
 /* Random codes; the leading F16 factors are made small and positive. */
-static struct kern_weight *random_weight(struct bench *b, enum quant_format f, int rows, int cols)
+static struct kern_weight *random_weight(struct bench *b, enum quant_format f, int rows, int cols, enum kern_use use)
 {
     static uint64_t seed = 1;
     size_t row_bytes = 0;
@@ -80,7 +80,7 @@ static struct kern_weight *random_weight(struct bench *b, enum quant_format f, i
         .n_cols = 1};
     struct kern_weight *w;
     struct err e = {0};
-    if (b->k->weight_load(b->k, &part, 1, KERN_WEIGHTS_NATIVE, &w, &e) != RC_OK) fail("weight", &e);
+    if (b->k->weight_load(b->k, &part, 1, KERN_WEIGHTS_NATIVE, use, &w, &e) != RC_OK) fail("weight", &e);
     free(stored);
     return w;
 }
@@ -91,14 +91,14 @@ static void set_up(struct bench *b)
     const int heads = s->q_heads + 2 * s->kv_heads;
     b->attn = (struct kern_attn_shape){.n_heads = s->q_heads, .n_kv_heads = s->kv_heads, .head_dim = HEAD_DIM, .rope_dim = HEAD_DIM, .rope_adjacent = true, .kv = KV_F16};
     for (int l = 0; l < LAYERS; l++) {
-        b->weights[l][0] = random_weight(b, QUANT_Q4_1, heads * HEAD_DIM, HIDDEN);
-        b->weights[l][1] = random_weight(b, QUANT_Q4_1, HIDDEN, s->q_heads * HEAD_DIM);
-        b->weights[l][2] = random_weight(b, QUANT_Q4_1, 2 * s->ffn, HIDDEN);
-        b->weights[l][3] = random_weight(b, QUANT_Q4_1, HIDDEN, s->ffn);
+        b->weights[l][0] = random_weight(b, QUANT_Q4_1, heads * HEAD_DIM, HIDDEN, KERN_ROWS);
+        b->weights[l][1] = random_weight(b, QUANT_Q4_1, HIDDEN, s->q_heads * HEAD_DIM, KERN_ROWS);
+        b->weights[l][2] = random_weight(b, QUANT_Q4_1, 2 * s->ffn, HIDDEN, KERN_SWIGLU);
+        b->weights[l][3] = random_weight(b, QUANT_Q4_1, HIDDEN, s->ffn, KERN_ROWS);
         b->kv[l].page_bytes = b->k->kv_page_bytes(&b->attn);
         b->kv[l].base_dev = allocate(b, b->kv[l].page_bytes * (CONTEXT / KV_PAGE_TOKENS));
     }
-    b->head = random_weight(b, QUANT_Q8_0, s->vocab, HIDDEN);
+    b->head = random_weight(b, QUANT_Q8_0, s->vocab, HIDDEN, KERN_ROWS);
     b->x = allocate(b, sizeof(float) * MAX_TOKENS * 4096);
     b->y = allocate(b, sizeof(float) * MAX_TOKENS * 4096);
     b->wide = allocate(b, sizeof(float) * 16 * (size_t)s->vocab);
@@ -124,30 +124,31 @@ static void step(struct bench *b, enum kern_provenance p, int rows, int position
     struct kern *k = b->k;
     struct kern_segment segments[16];
     const int n = p == KERN_PREFILL ? 1 : rows;
+    const struct kern_split split = p == KERN_PREFILL ? (struct kern_split){0, rows} : (struct kern_split){rows, 0};
     for (int i = 0; i < n; i++)
-        segments[i] = (struct kern_segment){i, p == KERN_PREFILL ? rows : 1, position, b->pages};
+        segments[i] = (struct kern_segment){i, p == KERN_PREFILL ? rows : 1, position, b->pages, 0};
+    const struct kern_batch batch = {NULL, split, segments, n, p == KERN_PREFILL ? 0 : n};
+    k->begin(k, &batch);
     memset(b->us, 0, sizeof b->us);
     double last = (double)clock_now_us();
     for (int l = 0; l < LAYERS; l++) {
-        k->linear(k, b->weights[l][0], p, b->x, rows, b->y);
+        k->linear(k, b->weights[l][0], split, b->x, b->y);
         clock_op(b, OP_QKV, &last);
-        k->rope_kv_append(k, &b->attn, &(struct kern_attn_weights){0}, segments, n, b->cos_sin, b->y, b->kv[l]);
+        k->rope_kv_append(k, &b->attn, &(struct kern_attn_weights){0}, b->cos_sin, b->y, b->kv[l]);
         clock_op(b, OP_ROPE, &last);
-        k->attention(k, &b->attn, p, segments, n, b->y, b->kv[l], b->y + MAX_TOKENS * 2048);
+        k->attention(k, &b->attn, b->y, b->kv[l], b->y + MAX_TOKENS * 2048);
         clock_op(b, OP_ATTENTION, &last);
-        k->linear(k, b->weights[l][1], p, b->x, rows, b->y);
+        k->linear(k, b->weights[l][1], split, b->x, b->y);
         clock_op(b, OP_ATTN_OUT, &last);
-        k->rms_norm(k, b->x, b->norm, rows, HIDDEN, 1e-5f, b->y);
-        k->rms_norm(k, b->x, b->norm, rows, HIDDEN, 1e-5f, b->y);
+        k->rms_norm(k, b->x, b->norm, split, HIDDEN, 1e-5f, b->y, NULL, 0, 0);
+        k->rms_norm(k, b->x, b->norm, split, HIDDEN, 1e-5f, b->y, NULL, 0, 0);
         clock_op(b, OP_NORM, &last);
-        k->linear(k, b->weights[l][2], p, b->x, rows, b->y);
+        k->linear_swiglu(k, b->weights[l][2], split, b->x, b->y, b->y + MAX_TOKENS * 2048);
         clock_op(b, OP_GATE_UP, &last);
-        k->swiglu(k, b->y, rows, b->shape.ffn, b->y + MAX_TOKENS * 2048);
-        clock_op(b, OP_SWIGLU, &last);
-        k->linear(k, b->weights[l][3], p, b->x, rows, b->y);
+        k->linear(k, b->weights[l][3], split, b->x, b->y);
         clock_op(b, OP_DOWN, &last);
     }
-    if (p == KERN_DECODE) k->linear(k, b->head, p, b->x, rows, b->wide);
+    if (p == KERN_DECODE) k->linear(k, b->head, split, b->x, b->wide);
     clock_op(b, OP_HEAD, &last);
 }
 

@@ -88,7 +88,7 @@ static void bench_kind(struct kern *k, const struct kind *kind, int outputs, int
     const struct kern_weight_part part = {.matrix = m, .rows = &all_rows, .n_rows = 1, .cols = &all_cols, .n_cols = 1};
     struct kern_weight *w;
     const int64_t start = clock_now_us();
-    if (k->weight_load(k, &part, 1, kind->how, &w, &e) != RC_OK) {
+    if (k->weight_load(k, &part, 1, kind->how, KERN_ROWS, &w, &e) != RC_OK) {
         fprintf(stderr, "bench_linear: %s\n", err_format(&e, text, sizeof text));
         exit(1);
     }
@@ -98,7 +98,7 @@ static void bench_kind(struct kern *k, const struct kind *kind, int outputs, int
         double best = 1e12;
         for (int repeat = 0; repeat < REPEATS; repeat++) {
             const int64_t from = clock_now_us();
-            k->linear(k, w, counts[i] == MOST_ROWS ? KERN_PREFILL : KERN_DECODE, x, counts[i], y);
+            k->linear(k, w, counts[i] == MOST_ROWS ? (struct kern_split){0, counts[i]} : (struct kern_split){counts[i], 0}, x, y);
             if (since(from) < best) best = since(from);
         }
         printf(" %8.2f", counts[i] * values / best * 1e-3);

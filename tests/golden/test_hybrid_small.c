@@ -105,8 +105,8 @@ struct place {
 static enum rc run_prompt(struct forward_rank *r, struct golden *g, int i, struct place *at, struct err *e)
 {
     const struct prompt *p = &g->prompt[i];
-    struct kern_segment segment = {0, p->n, 0, at->pages};
-    struct forward_batch b = {.tokens = p->tokens, .rows = p->n, .segments = &segment, .slots = &at->slot, .n_segments = 1,
+    struct kern_segment segment = {0, p->n, 0, at->pages, at->slot};
+    struct forward_batch b = {.batch = {p->tokens, {0, p->n}, &segment, 1, 0},
                               .picks = at->rows + p->n - ROWS, .n_picks = ROWS};
     model_forward_clear_slot(r->forward, at->slot);
     enum rc rc = model_forward_step(r->forward, &b, e);
@@ -114,7 +114,7 @@ static enum rc run_prompt(struct forward_rank *r, struct golden *g, int i, struc
     memcpy(at->tokens, p->tokens + 1, (size_t)(p->n - 1) * sizeof *at->tokens);
     at->tokens[p->n - 1] = p->continuation[0];
     struct mtp_batch m = {.rows = b, .hidden = MTP_HIDDEN_STEP, .source = at->rows};
-    m.rows.tokens = at->tokens;
+    m.rows.batch.tokens = at->tokens;
     rc = model_forward_mtp(r->forward, &m, e);
     for (int row = 0; row < ROWS && rc == RC_OK && !r->rank; row++) {
         g->logits = fmax(g->logits, apart(g, i, row, p->logits, model_forward_logits(r->forward, row)));
@@ -131,9 +131,8 @@ static enum rc run_greedy(struct forward_rank *r, struct golden *g, int i, struc
     int32_t token = best_of(model_forward_logits(r->forward, ROWS - 1), g->vocab);
     for (int k = 0; k < CONTINUATION && rc == RC_OK; k++) {
         if (p->margins[k] > 2 * MAX_APART && token != p->continuation[k] && !r->rank) g->different++;
-        struct kern_segment segment = {0, 1, p->n + k, at->pages};
-        struct forward_batch b = {.tokens = &token, .rows = 1, .decode_rows = 1, .segments = &segment, .slots = &at->slot,
-                                  .n_segments = 1, .n_decode_segments = 1, .picks = at->rows, .n_picks = 1};
+        struct kern_segment segment = {0, 1, p->n + k, at->pages, at->slot};
+        struct forward_batch b = {.batch = {&token, {1, 0}, &segment, 1, 1}, .picks = at->rows, .n_picks = 1};
         rc = model_forward_step(r->forward, &b, e);
         if (rc == RC_OK) token = best_of(model_forward_logits(r->forward, 0), g->vocab);
     }

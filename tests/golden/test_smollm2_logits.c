@@ -94,11 +94,11 @@ static enum rc compute(struct rank_run *r, struct model_forward *f)
     enum rc rc = RC_OK;
     for (int p = 0; p < n && rc == RC_OK;) {
         int rows = p < r->prompt ? r->prompt - p : 1;
-        struct kern_segment segment = {0, rows, p, pages};
+        struct kern_segment segment = {0, rows, p, pages, 0};
         for (int i = 0; i < rows; i++) picks[i] = i;
-        struct forward_batch b = {.tokens = r->g->token + p, .rows = rows, .segments = &segment, .n_segments = 1,
+        const bool decode = p >= r->prompt;
+        struct forward_batch b = {.batch = {r->g->token + p, {decode ? rows : 0, decode ? 0 : rows}, &segment, 1, decode},
                                   .picks = picks, .n_picks = rows};
-        if (p >= r->prompt) b.decode_rows = b.n_decode_segments = 1;
         rc = model_forward_step(f, &b, &r->err);
         for (int i = 0; i < rows && r->logits && rc == RC_OK; i++)
             memcpy(r->logits + (size_t)(p + i) * r->g->n_vocab, model_forward_logits(f, i), r->g->n_vocab * sizeof(float));

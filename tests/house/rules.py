@@ -26,11 +26,11 @@ INCLUDE_PATH = {
 BASE = {"base.h", "exact_math.h"}
 # What a room may take from the engine by name; a file's own room is always open to it.
 ENGINE_FOR_JOBS = {"base.h", "sampler.h"}
-ENGINE_FOR_CUDA = {"base.h", "kern.h", "comm.h", "quant.h", "partition.h"}
+ENGINE_FOR_CUDA = {"base.h", "kern.h", "comm.h", "quant.h", "partition.h", "lockstep.h", "lockstep_wait.h", "lockstep_segment.h"}
 # engine.h is the boundary; lockstep.h and sampler.h are types of its signatures.
 ENGINE_FOR_RUNNER = {"base.h", "engine.h", "lockstep.h", "sampler.h", "model_file.h", "prefix_store.h"}
 # Where the backend is chosen and named; it alone sees all of the engine.
-BACKEND_CHOOSERS = {"runner/rank_main.c"}
+BACKEND_CHOOSERS = {"runner/rank_main.c", "runner/rank_backend.c", "runner/rank_backend.h"}
 # `tandem model` reports what each rank will hold of a model, shard stores it, and the identity names it: all read the engine's
 # view.
 MAY_SEE_MODEL = {"runner/cmd_model.c", "runner/cmd_shard.c", "runner/rank_identity.c"}
@@ -131,6 +131,9 @@ def check_listed(files):
         match = re.fullmatch(r"tests/(\w+)/test_(\w+)\.c", name)
         if match and not re.search(rf"tandem_ctest\({match[1]} {match[2]}\b", tests):
             yield f"{file}:1: is not listed in tests/CMakeLists.txt"
+        match = re.fullmatch(r"tests/(\w+)/test_(\w+)\.cu", name)
+        if match and not re.search(rf"tandem_cudatest\({match[1]} {match[2]}\b", tests):
+            yield f"{file}:1: is not listed in tests/CMakeLists.txt"
         match = re.fullmatch(r"tests/fuzz/fuzz_(\w+)\.c", name)
         if match and not re.search(rf"tandem_fuzz\({match[1]}\)", tests):
             yield f"{file}:1: is not listed in tests/CMakeLists.txt"
@@ -175,7 +178,7 @@ def main():
 
     files = list(tracked_files())
     code = [f for f in files if f.suffix in (".c", ".h", ".cu", ".cuh", ".py", ".sh", ".cmake")]
-    headers = {f.name: f for f in files if f.suffix == ".h" and f.parts[0] in PRODUCT}
+    headers = {f.name: f for f in files if f.suffix in (".h", ".cuh") and f.parts[0] in PRODUCT}
     found = []
     for file in code:
         text = (ROOT / file).read_text(encoding="utf-8")

@@ -130,10 +130,10 @@ static void sequence_restart(struct sequence *s, int turn)
 /* Positions first .. end through append and attention in one call. */
 static void sequence_run(struct sequence *s, struct kern *k, enum kern_provenance p, int first, int end)
 {
-    const struct kern_segment g = {0, end - first, first, s->pages};
+    const struct kern_segment g = {0, end - first, first, s->pages, 0};
     float *qkv = s->qkv + (size_t)first * s->width;
-    k->rope_kv_append(k, &s->shape, &s->weights, &g, 1, s->cos_sin, qkv, s->kv);
-    k->attention(k, &s->shape, p, &g, 1, qkv, s->kv, s->o + (size_t)first * s->o_width);
+    call_rope_kv_append(k, &s->shape, &s->weights, &g, 1, s->cos_sin, qkv, s->kv);
+    call_attention(k, &s->shape, p, &g, 1, qkv, s->kv, s->o + (size_t)first * s->o_width);
 }
 
 /* ---- queries, keys and values ---- */
@@ -623,7 +623,7 @@ static void check_batch(const char *isa, enum kern_provenance p, enum kv_format 
             memcpy(start + (size_t)tables[i][j] * kv.page_bytes, (char *)s[i].kv.base_dev + (size_t)j * kv.page_bytes,
                    kv.page_bytes);
         sequence_run(&s[i], k, p, before, s[i].positions);
-        g[i] = (struct kern_segment){rows, s[i].positions - before, before, tables[i]};
+        g[i] = (struct kern_segment){rows, s[i].positions - before, before, tables[i], 0};
         rows += g[i].rows;
     }
     k->close(k);
@@ -635,8 +635,8 @@ static void check_batch(const char *isa, enum kern_provenance p, enum kv_format 
         for (int i = 0; i < N; i++)
             memcpy(qkv + (size_t)g[i].row_first * width, s[i].raw + (size_t)g[i].position_first * width,
                    (size_t)g[i].rows * width * sizeof *qkv);
-        k->rope_kv_append(k, &shape, &s[0].weights, g, N, s[N - 1].cos_sin, qkv, kv);
-        k->attention(k, &shape, p, g, N, qkv, kv, o);
+        call_rope_kv_append(k, &shape, &s[0].weights, g, N, s[N - 1].cos_sin, qkv, kv);
+        call_attention(k, &shape, p, g, N, qkv, kv, o);
         for (int i = 0; i < N; i++)
             assert_bits(o + (size_t)g[i].row_first * o_width, s[i].o + (size_t)g[i].position_first * o_width,
                         (size_t)g[i].rows * o_width, "sequence in a batch");

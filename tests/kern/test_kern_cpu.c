@@ -18,7 +18,7 @@ static void test_rms_norm(struct kern *k)
         const size_t n = (size_t)widths[i];
         float *x = random_new(ROWS * n, 21), *w = random_new(n, 22), *y = guarded_new(ROWS * n), *one = guarded_new(n);
         for (size_t j = 0; j < n; j++) x[3 * n + j] *= 1e6f, x[4 * n + j] *= 1e-6f; /* eps decides the last row */
-        k->rms_norm(k, x, w, ROWS, (int)n, 1e-5f, y);
+        k->rms_norm(k, x, w, rows_of(KERN_DECODE, ROWS), (int)n, 1e-5f, y, NULL, 0, 0);
         for (size_t r = 0; r < ROWS; r++) {
             double sum = 0;
             for (size_t j = 0; j < n; j++) sum += (double)x[r * n + j] * (double)x[r * n + j];
@@ -28,10 +28,10 @@ static void test_rms_norm(struct kern *k)
                 const double bound = (chain_tolerance((double)n / 16) + 4 * ROUNDING) * fabs(want);
                 assert_true(fabs((double)y[r * n + j] - want) <= bound);
             }
-            k->rms_norm(k, x + r * n, w, 1, (int)n, 1e-5f, one);
+            k->rms_norm(k, x + r * n, w, rows_of(KERN_DECODE, 1), (int)n, 1e-5f, one, NULL, 0, 0);
             assert_bits(one, y + r * n, n, "norm row alone");
         }
-        k->rms_norm(k, x, w, ROWS, (int)n, 1e-5f, x); /* in place */
+        k->rms_norm(k, x, w, rows_of(KERN_DECODE, ROWS), (int)n, 1e-5f, x, NULL, 0, 0); /* in place */
         assert_bits(x, y, ROWS * n, "norm in place");
         guarded_free(y, ROWS * n);
         guarded_free(one, n);
@@ -40,33 +40,55 @@ static void test_rms_norm(struct kern *k)
     }
 }
 
+/* [2 f, cols] with ones on the diagonal: its product hands x on, bit for bit. */
+static struct kern_weight *identity(struct kern *k, size_t f, size_t cols)
+{
+    float *values = calloc(2 * f * cols, sizeof *values);
+    assert_non_null(values);
+    for (size_t i = 0; i < 2 * f; i++) values[i * cols + i] = 1;
+    const struct kern_span rows[2] = {{0, f}, {f, f}}, all = {0, cols};
+    struct kern_weight_part parts[2];
+    for (int i = 0; i < 2; i++)
+        parts[i] = (struct kern_weight_part){.matrix = {.format = QUANT_F32, .rows = 2 * f, .cols = cols, .bytes = values, .global = 1},
+                                             .rows = &rows[i], .n_rows = 1, .cols = &all, .n_cols = 1};
+    struct kern_weight *w = NULL;
+    struct err e = {0};
+    if (k->weight_load(k, parts, 2, KERN_WEIGHTS_NATIVE, KERN_SWIGLU, &w, &e) != RC_OK) fail_msg("%s", e.text);
+    free(values);
+    return w;
+}
+
 static void test_swiglu(struct kern *k)
 {
     static const int widths[] = {1, 5, 32, 47, 672};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-        enum { ROWS = 3 };
-        const size_t f = (size_t)widths[i];
-        float *x = random_new(ROWS * 2 * f, 31), *y = guarded_new(ROWS * f), *one = guarded_new(f);
-        for (size_t j = 0; j < ROWS * 2 * f; j++) x[j] *= 20;
+        enum { ROWS = 3, SICK = 2 };
+        const size_t f = (size_t)widths[i], cols = (2 * f + 15) / 16 * 16;
+        struct kern_weight *w = identity(k, f, cols);
+        float *x = random_new(ROWS * cols, 31), *y = guarded_new(ROWS * f), *one = guarded_new(f);
+        float *scratch = guarded_new(k->swiglu_scratch_bytes(ROWS, (int)f) / sizeof *scratch);
+        for (size_t j = 0; j < ROWS * cols; j++) x[j] *= 20;
         x[0] = -1000, x[f] = 2; /* far out on both sides, and what must not be hidden */
-        x[2 * f] = 1000, x[3 * f] = 2;
-        x[4 * f] = NAN;
-        k->swiglu(k, x, ROWS, (int)f, y);
+        x[cols] = 1000, x[cols + f] = 2;
+        x[SICK * cols] = NAN; /* times zero it is in all sums of its row */
+        k->linear_swiglu(k, w, rows_of(KERN_DECODE, ROWS), x, scratch, y);
         for (size_t r = 0; r < ROWS; r++) {
             for (size_t j = 0; j < f; j++) {
-                const double g = (double)x[r * 2 * f + j], u = (double)x[r * 2 * f + f + j], got = (double)y[r * f + j];
+                const double g = (double)x[r * cols + j], u = (double)x[r * cols + f + j], got = (double)y[r * f + j];
                 const double want = g / (1 + exp(-g)) * u;
-                if (isnan(want))
+                if (r == SICK)
                     assert_true(isnan(got));
                 else
                     assert_true(fabs(got - want) <= ELEMENT_TOLERANCE * fabs(want) + 1e-33);
             }
-            k->swiglu(k, x + r * 2 * f, 1, (int)f, one);
-            assert_memory_equal(one, y + r * f, f * sizeof *one);
+            k->linear_swiglu(k, w, rows_of(KERN_DECODE, 1), x + r * cols, scratch, one);
+            if (r != SICK) assert_memory_equal(one, y + r * f, f * sizeof *one);
         }
+        guarded_free(scratch, k->swiglu_scratch_bytes(ROWS, (int)f) / sizeof *scratch);
         guarded_free(y, ROWS * f);
         guarded_free(one, f);
         free(x);
+        k->weight_free(k, w);
     }
 }
 

@@ -80,8 +80,8 @@ static void *state_new(const struct layer *l)
 static void run(struct kern *k, const struct layer *l, enum kern_provenance p, const float *in, int first, int end, void *state,
                 void *replay, float *o)
 {
-    const struct kern_gdn_segment g = {0, end - first, first, state, replay};
-    k->gdn(k, &l->shape, &l->weights, p, &g, 1, in + (size_t)first * l->width, o + (size_t)first * l->o_width);
+    const struct gdn_rows g = {0, end - first, first, state, replay};
+    call_gdn(k, &l->shape, &l->weights, p, &g, 1, in + (size_t)first * l->width, o + (size_t)first * l->o_width);
 }
 
 static void decode_each(struct kern *k, const struct layer *l, const float *in, int first, int end, void *state, float *o)
@@ -404,7 +404,7 @@ static void check_batch(const char *isa, const struct kern_gdn_shape *shape, enu
     struct kern *k = open_isa(isa, threads), *alone = open_isa(isa, 1);
     struct layer l;
     layer_begin(&l, k, shape, MIXED);
-    struct kern_gdn_segment g[N];
+    struct gdn_rows g[N];
     float *ins[N];
     void *states[N], *copies[N], *replays[N];
     int rows = GAP;
@@ -419,19 +419,19 @@ static void check_batch(const char *isa, const struct kern_gdn_shape *shape, enu
         guarded_free(o, PROMPT * l.o_width);
         if (i == SICK) memset(states[i], 0xff, l.state_bytes);
         memcpy(copies[i], states[i], l.state_bytes);
-        g[i] = (struct kern_gdn_segment){rows, length, PROMPT, states[i], p == KERN_DECODE && length > 1 ? replays[i] : NULL};
+        g[i] = (struct gdn_rows){rows, length, PROMPT, states[i], p == KERN_DECODE && length > 1 ? replays[i] : NULL};
         rows += length + GAP;
     }
     float *in = guarded_new((size_t)rows * l.width), *o = guarded_new((size_t)rows * l.o_width);
     float *untouched = guarded_new((size_t)rows * l.o_width);
     for (int i = 0; i < N; i++)
         memcpy(in + (size_t)g[i].row_first * l.width, ins[i] + PROMPT * l.width, (size_t)g[i].rows * l.width * sizeof *in);
-    k->gdn(k, &l.shape, &l.weights, p, g, N, in, o);
+    call_gdn(k, &l.shape, &l.weights, p, g, N, in, o);
     for (int i = 0; i < N; i++) {
         const size_t n = (size_t)g[i].rows * l.o_width;
         float *rows_alone = guarded_new(n), *here = o + (size_t)g[i].row_first * l.o_width;
-        const struct kern_gdn_segment one = {0, g[i].rows, PROMPT, copies[i], g[i].replay_dev};
-        alone->gdn(alone, &l.shape, &l.weights, p, &one, 1, ins[i] + PROMPT * l.width, rows_alone);
+        const struct gdn_rows one = {0, g[i].rows, PROMPT, copies[i], g[i].replay};
+        call_gdn(alone, &l.shape, &l.weights, p, &one, 1, ins[i] + PROMPT * l.width, rows_alone);
         if (i != SICK) assert_bits(here, rows_alone, n, "row among others");
         if (i != SICK) assert_memory_equal(states[i], copies[i], l.state_bytes);
         memset(here, 0, n * sizeof *here); /* and now only rows of no segment are NaN */
@@ -486,15 +486,15 @@ static void check_drafts(const char *isa, const struct kern_gdn_shape *shape, in
                 assert_non_null(rows);
                 memcpy(rows, in + (size_t)row * l.width, (size_t)(1 + accepted) * l.width * sizeof *rows);
                 memcpy(rows + (size_t)(1 + accepted) * l.width, wrong, (size_t)behind * l.width * sizeof *rows);
-                const struct kern_gdn_segment g = {0, 1 + accepted + behind, row, drafted, replay};
+                const struct gdn_rows g = {0, 1 + accepted + behind, row, drafted, replay};
                 memset(replay, 0xff, l.replay_bytes);
-                k->gdn(k, &l.shape, &l.weights, KERN_DECODE, &g, 1, rows, o);
+                call_gdn(k, &l.shape, &l.weights, KERN_DECODE, &g, 1, rows, o);
                 decode_each(k, &l, in, row, row + 1, singly, one);
                 assert_memory_equal(drafted, singly, l.state_bytes); /* drafts leave no trace */
                 decode_each(k, &l, in, row + 1, row + 1 + accepted, singly, one);
                 assert_bits(o, one + (size_t)row * l.o_width, (size_t)(1 + accepted) * l.o_width, "drafted row");
                 memset(rows, 0xff, ROUND * l.width * sizeof *rows);
-                k->gdn_replay(k, &l.shape, &l.weights, drafted, replay, accepted);
+                call_gdn_replay(k, &l.shape, &l.weights, drafted, replay, accepted);
                 assert_memory_equal(drafted, singly, l.state_bytes);
                 free(rows);
             }

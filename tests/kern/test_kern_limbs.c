@@ -46,7 +46,7 @@ static struct kern_weight *load(struct kern *k, const struct matrix *m, enum ker
         .n_cols = 1};
     struct kern_weight *w = NULL;
     struct err e = {0};
-    if (k->weight_load(k, &part, 1, how, &w, &e) != RC_OK) fail_msg("%s", e.text);
+    if (k->weight_load(k, &part, 1, how, KERN_ROWS, &w, &e) != RC_OK) fail_msg("%s", e.text);
     return w;
 }
 
@@ -78,8 +78,8 @@ static void test_same_bits(void **state)
         float *x = random_new((size_t)(MOST * m.cols), 9);
         for (int rows = 1; rows <= MOST; rows += rows < 6 ? 1 : 5) {
             float *want = guarded_new((size_t)rows * outs), *got = guarded_new((size_t)rows * outs);
-            vnni->linear(vnni, a, KERN_DECODE, x, rows, want);
-            amx->linear(amx, b, KERN_DECODE, x, rows, got);
+            call_linear(vnni, a, KERN_DECODE, x, rows, want);
+            call_linear(amx, b, KERN_DECODE, x, rows, got);
             assert_bits(got, want, (size_t)rows * outs, quant_name(m.format));
             guarded_free(want, (size_t)rows * outs);
             guarded_free(got, (size_t)rows * outs);
@@ -138,7 +138,7 @@ static void check_spread(const char *isa)
     for (int i = COLUMN; i < ROWS * COLS; i += GROUP) x[i] = 900; /* meets codes of zero: nothing but its quantum shows */
     x[8] = 0x1.fdfdfcp9f, x[8 + GROUP] = 0x1.fdfdfep9f; /* the last that 0x7f7f7f quanta hold, and the next */
     for (int rows = 1; rows <= ROWS; rows += ROWS - 1) {
-        k->linear(k, w, KERN_DECODE, x, rows, y);
+        call_linear(k, w, KERN_DECODE, x, rows, y);
         for (int r = 0; r < rows; r++) check_row(k, &m, x + r * COLS, y + r * OUTS);
     }
     guarded_free(y, ROWS * OUTS);
@@ -158,7 +158,7 @@ static void check_extremes(const char *isa)
     float *x = random_new(ROWS * COLS, 32), *y = guarded_new(ROWS * OUTS);
     x[40] = INFINITY, x[COLS + 3] = -NAN;
     for (int i = 0; i < COLS; i++) x[2 * COLS + i] = 1e-42f, x[3 * COLS + i] *= 1e35f, x[5 * COLS + i] *= 1e-37f;
-    k->linear(k, w, KERN_DECODE, x, ROWS, y);
+    call_linear(k, w, KERN_DECODE, x, ROWS, y);
     for (int i = 0; i < OUTS; i++) {
         assert_true(isnan(y[i]) && isnan(y[OUTS + i]));
         assert_true(y[2 * OUTS + i] == 0);

@@ -204,7 +204,7 @@ static struct kern_weight *load(struct kern *k, const struct kern_weight_part *p
 {
     struct kern_weight *w = NULL;
     struct err e = {0};
-    if (k->weight_load(k, parts, n_parts, how, &w, &e) != RC_OK) fail_msg("%s", e.text);
+    if (k->weight_load(k, parts, n_parts, how, KERN_ROWS, &w, &e) != RC_OK) fail_msg("%s", e.text);
     return w;
 }
 
@@ -242,7 +242,7 @@ static void check_linear(struct kern *k, const struct linear_fixture *f, enum ke
     const size_t cols = (size_t)f->cols, outs = (size_t)f->rows, n = (size_t)rows;
     struct kern_weight *w = load(k, f->parts, f->n_parts, f->how);
     float *x = random_new(n * cols, 3), *kept = random_new(n * cols, 3), *y = guarded_new(n * outs);
-    k->linear(k, w, p, x, rows, y);
+    call_linear(k, w, p, x, rows, y);
     assert_memory_equal(x, kept, n * cols * sizeof *x);
     const size_t stored = (size_t)f->parts[0].matrix.cols, skip = (size_t)f->col_span.first;
     float *value = malloc(stored * sizeof *value), *magnitude = malloc(stored * sizeof *magnitude);
@@ -312,7 +312,7 @@ static void check_columns(struct kern *k, const struct kern_weight_part *part, e
     float *value = malloc(stored * sizeof *value), *magnitude = malloc(stored * sizeof *magnitude);
     assert_true(x && value && magnitude);
     for (size_t i = 0; i < n; i++) x[i * n + i] = 1;
-    k->linear(k, w, p, x, used, y);
+    call_linear(k, w, p, x, used, y);
     for (int r = 0; r < outs; r++) {
         oracle_row(&part->matrix, how, row_of[r], value, magnitude);
         bool nan_row = false, infinite_row = false;
@@ -439,7 +439,7 @@ static void test_no_numbers(struct kern *k)
         for (int how = 0; how < 2; how++)
             for (int p = 0; p < 2; p++) {
                 struct kern_weight *w = load(k, &part, 1, (enum kern_weights)how);
-                k->linear(k, w, (enum kern_provenance)p, x, 1, y);
+                call_linear(k, w, (enum kern_provenance)p, x, 1, y);
                 for (int r = 0; r < ROWS; r++) assert_int_equal(isfinite(y[r]) != 0, r != ROW);
                 if (how == KERN_WEIGHTS_W8) assert_true(isnan(y[ROW]));
                 k->weight_free(k, w);
@@ -473,13 +473,13 @@ static void check_linear_rows(const char *isa, const struct linear_case *c, enum
             memcpy(mixed, x, (size_t)n * cols * sizeof *mixed);
             for (size_t j = 0; n > 2 && j < cols; j++) mixed[(size_t)(n / 2) * cols + j] = NAN;
             memcpy(mixed + (size_t)last * cols, x, cols * sizeof *x); /* the first row once more, at the end */
-            k->linear(k, w, p, mixed, n, y);
+            call_linear(k, w, p, mixed, n, y);
             if (threads == 1 && n == 1) memcpy(first, y, outs * sizeof *first);
             if (n > 2) assert_bits(y, first, outs, "first row");
             assert_bits(y + (size_t)last * outs, first, outs, "last row");
             for (int r = 1; n == 7 && r < last; r++) {
                 if (r == n / 2) continue;
-                k->linear(k, w, p, mixed + (size_t)r * cols, 1, one);
+                call_linear(k, w, p, mixed + (size_t)r * cols, 1, one);
                 assert_bits(y + (size_t)r * outs, one, outs, "middle row");
             }
             free(mixed);
@@ -510,7 +510,7 @@ static void refuse(struct kern *k, const struct kern_weight_part *part, enum ker
 {
     struct err e = {0};
     struct kern_weight *w = (struct kern_weight *)(void *)&e;
-    assert_int_equal(k->weight_load(k, part, 1, how, &w, &e), RC_BAD_INPUT);
+    assert_int_equal(k->weight_load(k, part, 1, how, KERN_ROWS, &w, &e), RC_BAD_INPUT);
     assert_int_equal(e.exit_status, EXIT_UNAVAILABLE);
     assert_non_null(strstr(e.text, quant_name(part->matrix.format)));
     assert_null(w);
@@ -535,9 +535,9 @@ static void test_weight_errors(struct kern *k)
     struct kern_weight_part two[2] = {good, good};
     const struct kern_span half = {0, 32};
     two[1].cols = &half;
-    assert_int_equal(k->weight_load(k, two, 2, KERN_WEIGHTS_NATIVE, &w, &e), RC_BAD_INPUT);
+    assert_int_equal(k->weight_load(k, two, 2, KERN_WEIGHTS_NATIVE, KERN_ROWS, &w, &e), RC_BAD_INPUT);
     assert_non_null(strstr(e.text, "Q4_1"));
-    assert_int_equal(k->weight_load(k, two, 0, KERN_WEIGHTS_NATIVE, &w, NULL), RC_BAD_INPUT);
+    assert_int_equal(k->weight_load(k, two, 0, KERN_WEIGHTS_NATIVE, KERN_ROWS, &w, NULL), RC_BAD_INPUT);
     k->weight_free(k, NULL);
 }
 
@@ -609,7 +609,7 @@ static void test_native_part(struct kern *k)
     float *x = calloc(COLS, sizeof *x), *y = guarded_new(2 * ROWS), value[COLS], magnitude[COLS];
     assert_non_null(x);
     x[5] = 1;
-    k->linear(k, both, KERN_DECODE, x, 1, y);
+    call_linear(k, both, KERN_DECODE, x, 1, y);
     for (uint64_t r = 0; r < ROWS; r++)
         for (int i = 0; i < 2; i++) {
             oracle_row(&s.m, i ? KERN_WEIGHTS_NATIVE : KERN_WEIGHTS_W8, r, value, magnitude);
@@ -629,7 +629,12 @@ static void test_embed(struct kern *k)
         struct stored s = stored_new(kind, ROWS, COLS, 77);
         const int32_t ids[] = {6, 0, 3, 3};
         float *y = guarded_new(4 * COLS), row[COLS], magnitude[COLS];
-        k->embed(k, &s.m, ids, 4, y);
+        struct kern_table *table = NULL;
+        assert_int_equal(k->table_load(k, &s.m, &table, NULL), RC_OK);
+        const struct kern_batch b = {.tokens = ids, .rows = {1, 3}};
+        k->begin(k, &b);
+        k->embed(k, table, y);
+        k->table_free(k, table);
         for (int r = 0; r < 4; r++) {
             oracle_row(&s.m, KERN_WEIGHTS_NATIVE, (uint64_t)ids[r], row, magnitude);
             assert_bits(y + (size_t)r * COLS, row, COLS, "embed");

@@ -59,7 +59,7 @@ static void run_sums(struct rank_thread *t)
             residual[i] = i % 5 == 0 ? -0.0f : value_of(round, 9, i);
         }
         if (rank_noise(round * 4 + (uint64_t)t->rank) % 20 == 0) sleep_us(100);
-        t->rc = comm->all_reduce_add(comm, is_zero(c, round, t->rank) ? NULL : partial, residual, c->floats, &t->err);
+        t->rc = comm->all_reduce_add(comm, is_zero(c, round, t->rank) ? NULL : partial, (struct kern_split){1, 0}, (int)c->floats, residual, &t->err);
         for (size_t i = 0; i < c->floats && t->rc == RC_OK; i++) {
             float before = i % 5 == 0 ? -0.0f : value_of(round, 9, i);
             if (!same_bits(residual[i], sum_expected(c, round, t->ranks, before, i))) t->wrong++;
@@ -132,7 +132,7 @@ static void zeros_make_no_negative_zero(void **state)
     struct comm *comm;
     float residual = -0.0f;
     assert_int_equal(comm_shm_open(g.segment, 0, &comm, NULL), RC_OK);
-    assert_int_equal(comm->all_reduce_add(comm, NULL, &residual, 1, NULL), RC_OK);
+    assert_int_equal(comm->all_reduce_add(comm, NULL, (struct kern_split){1, 0}, 1, &residual, NULL), RC_OK);
     assert_true(same_bits(residual, 0.0f));
     comm->close(comm);
     rank_group_free(&g);
@@ -214,7 +214,7 @@ static void bad_shapes_are_refused(void **state)
     assert_int_equal(comm_shm_open(g.segment, 2, &comm, NULL), RC_FATAL);
     assert_null(comm);
     assert_int_equal(comm_shm_open(g.segment, 1, &comm, NULL), RC_OK);
-    assert_int_equal(comm->all_reduce_add(comm, data, out, 17, &e), RC_FATAL);
+    assert_int_equal(comm->all_reduce_add(comm, data, (struct kern_split){1, 0}, 17, out, &e), RC_FATAL);
     assert_string_equal(e.code, "collective_too_large");
     comm->close(comm);
     rank_group_free(&g);
@@ -227,9 +227,9 @@ static void run_mismatch(struct rank_thread *t)
     const int *kind = t->shared;
     comm_shm_open(t->segment, t->rank, &comm, NULL);
     if (t->rank == 0)
-        t->rc = comm->all_reduce_add(comm, data, out, 64, &t->err);
+        t->rc = comm->all_reduce_add(comm, data, (struct kern_split){1, 0}, 64, out, &t->err);
     else if (*kind == 0)
-        t->rc = comm->all_reduce_add(comm, data, out, 63, &t->err);
+        t->rc = comm->all_reduce_add(comm, data, (struct kern_split){1, 0}, 63, out, &t->err);
     else if (*kind == 1)
         t->rc = comm->all_gather_columns(comm, data, 8, (struct range[]){{0, 8}, {8, 8}}, 16, wide, &t->err);
     else
@@ -291,7 +291,7 @@ static void run_abort(struct rank_thread *t)
         sleep_us(20000);
         comm->abort(comm, "disk on fire");
     }
-    t->rc = comm->all_reduce_add(comm, data, out, 8, &t->err);
+    t->rc = comm->all_reduce_add(comm, data, (struct kern_split){1, 0}, 8, out, &t->err);
     comm->close(comm);
 }
 
@@ -313,7 +313,7 @@ static void run_with_absent_rank(struct rank_thread *t)
     float data[8] = {0}, out[8] = {0};
     if (t->rank == 2) return;
     comm_shm_open(t->segment, t->rank, &comm, NULL);
-    t->rc = comm->all_reduce_add(comm, data, out, 8, &t->err);
+    t->rc = comm->all_reduce_add(comm, data, (struct kern_split){1, 0}, 8, out, &t->err);
     comm->close(comm);
 }
 

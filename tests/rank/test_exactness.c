@@ -484,8 +484,9 @@ static void with_engine(struct engine_options o, void (*with)(struct engine *, c
     struct kern *kern = NULL;
     struct comm *comm = NULL;
     struct engine *engine = NULL;
-    size_t comm_bytes = 0;
-    assert_int_equal(engine_comm_bytes(&o, &comm_bytes, NULL), RC_OK);
+    struct engine_comm_shape shape;
+    assert_int_equal(engine_comm_shape(&o, &shape, NULL), RC_OK);
+    size_t comm_bytes = engine_comm_bytes(shape);
     size_t n = (segment_bytes(1, comm_bytes) + 63) / 64 * 64;
     void *memory = aligned_alloc(64, n);
     memset(memory, 0, n);

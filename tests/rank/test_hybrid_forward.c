@@ -92,7 +92,6 @@ struct place {
     int32_t other_pages[PAGES_OF_ONE];
     int32_t tokens[MAX_ROWS];
     struct kern_segment segments[2];
-    int slots[2];
     int picks[MAX_ROWS];
     int mtp_rows; /* of the last MTP batch, all picked */
 };
@@ -101,22 +100,27 @@ struct place {
 static void add_companion(struct place *at, struct forward_batch *b, struct model_forward *f, int vocab)
 {
     enum { COMPANION_SLOT = 2 };
-    bool decodes = b->n_decode_segments == 0;
-    int rows = decodes ? 1 : GRID, before = decodes ? 0 : b->rows;
+    struct kern_batch *k = &b->batch;
+    bool decodes = k->n_decode_segments == 0;
+    int rows = decodes ? 1 : GRID, before = decodes ? 0 : k->rows.decode;
     model_forward_clear_slot(f, COMPANION_SLOT);
-    if (decodes) memmove(at->tokens + 1, at->tokens, (size_t)b->rows * sizeof *at->tokens);
+    if (decodes) memmove(at->tokens + 1, at->tokens, (size_t)k->rows.prefill * sizeof *at->tokens);
     for (int i = 0; i < rows; i++) at->tokens[before + i] = (5 * i + 2) % vocab;
     if (decodes) {
         at->segments[1] = at->segments[0];
         at->segments[1].row_first = 1;
-        at->slots[1] = at->slots[0];
         for (int i = 0; i < b->n_picks; i++) at->picks[i]++;
-        b->decode_rows = b->n_decode_segments = 1;
+        k->rows.decode = k->n_decode_segments = 1;
+    } else {
+        k->rows.prefill = rows;
     }
-    at->segments[!decodes] = (struct kern_segment){before, rows, 0, at->other_pages};
-    at->slots[!decodes] = COMPANION_SLOT;
-    b->rows += rows;
-    b->n_segments = 2;
+    at->segments[!decodes] = (struct kern_segment){before, rows, 0, at->other_pages, COMPANION_SLOT};
+    k->n_segments = 2;
+}
+
+static struct kern_split split_of(bool decode, int rows)
+{
+    return decode ? (struct kern_split){rows, 0} : (struct kern_split){0, rows};
 }
 
 /* One segment of the sequence, all rows picked. Returns the row of the batch where it starts. */
@@ -124,12 +128,10 @@ static enum rc feed(struct forward_rank *r, struct place *at, const int32_t *tok
                     bool crowded, int *row_first, struct err *e)
 {
     memcpy(at->tokens, tokens, (size_t)rows * sizeof *tokens);
-    at->segments[0] = (struct kern_segment){0, rows, position, at->pages};
-    at->slots[0] = at->slot;
+    at->segments[0] = (struct kern_segment){0, rows, position, at->pages, at->slot};
     for (int i = 0; i < rows; i++) at->picks[i] = i;
-    struct forward_batch b = {.tokens = at->tokens, .rows = rows, .segments = at->segments, .slots = at->slots, .n_segments = 1,
-                              .picks = at->picks, .n_picks = rows};
-    if (decode) b.decode_rows = rows, b.n_decode_segments = 1;
+    struct forward_batch b = {.batch = {at->tokens, split_of(decode, rows), at->segments, 1, decode}, .picks = at->picks,
+                              .n_picks = rows};
     if (crowded) add_companion(at, &b, r->forward, r->config->vocab);
     *row_first = at->picks[0];
     return model_forward_step(r->forward, &b, e);
@@ -140,14 +142,13 @@ static enum rc feed_mtp(struct forward_rank *r, struct place *at, const struct g
                         enum mtp_hidden hidden, int row_first, float *out, struct err *e)
 {
     int source[MAX_ROWS];
-    struct kern_segment segment = {0, rows, position, at->pages};
+    struct kern_segment segment = {0, rows, position, at->pages, at->slot};
     for (int i = 0; i < rows; i++) at->picks[i] = i, source[i] = row_first + i;
     if (hidden == MTP_HIDDEN_CHAINED) source[0] = at->mtp_rows - 1;
     at->mtp_rows = rows;
     struct mtp_batch b = {.hidden = hidden, .source = hidden == MTP_HIDDEN_KEPT ? NULL : source};
-    b.rows = (struct forward_batch){.tokens = g->tokens + position + 1, .rows = rows, .segments = &segment, .slots = &at->slot,
-                                    .n_segments = 1, .picks = at->picks, .n_picks = rows};
-    if (decode) b.rows.decode_rows = rows, b.rows.n_decode_segments = 1;
+    b.rows = (struct forward_batch){.batch = {g->tokens + position + 1, split_of(decode, rows), &segment, 1, decode},
+                                    .picks = at->picks, .n_picks = rows};
     enum rc rc = model_forward_mtp(r->forward, &b, e);
     for (int i = 0; i < rows && out && rc == RC_OK; i++)
         memcpy(out + (size_t)(position + i) * (size_t)g->vocab, model_forward_mtp_logits(r->forward, i),

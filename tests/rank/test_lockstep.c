@@ -525,6 +525,92 @@ static void sleepers_are_woken(void **state)
     rank_group_free(&g);
 }
 
+/* Each rank gives numbers that tell rank and round, and expects everybody's. */
+static void exchange_rounds(struct rank_thread *t)
+{
+    uint64_t mine[LOCKSTEP_BOARD_BYTES / sizeof(uint64_t)], all[MAX_RANKS * LOCKSTEP_BOARD_BYTES / sizeof(uint64_t)];
+    for (uint64_t round = 0; round < 200 && t->rc == RC_OK; round++) {
+        size_t n = (size_t)(round * 7 % (LOCKSTEP_BOARD_BYTES / sizeof(uint64_t) + 1)); /* 0 too: a barrier */
+        for (size_t i = 0; i < n; i++) mine[i] = rank_noise(round * 1000 + (uint64_t)t->rank * 100 + i);
+        t->rc = lockstep_exchange(t->segment, t->rank, mine, n * sizeof *mine, all, &t->err);
+        for (int r = 0; r < t->ranks; r++)
+            for (size_t i = 0; i < n; i++)
+                t->wrong += all[(size_t)r * n + i] != rank_noise(round * 1000 + (uint64_t)r * 100 + i);
+    }
+}
+
+static void exchanges_give_all_to_all(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
+        struct rank_group g = rank_group_make(ranks, 0, LONG_US);
+        rank_threads_run(&g, exchange_rounds, NULL);
+        for (int r = 0; r < ranks; r++) {
+            assert_int_equal(g.thread[r].rc, RC_OK);
+            assert_int_equal(g.thread[r].wrong, 0);
+        }
+        rank_group_free(&g);
+    }
+}
+
+static void exchange_two_sizes(struct rank_thread *t)
+{
+    unsigned char mine[16] = {0}, all[2 * sizeof mine];
+    t->rc = lockstep_exchange(t->segment, t->rank, mine, t->rank ? 8 : 16, all, &t->err);
+}
+
+static void exchanges_of_two_sizes_stop_the_group(void **state)
+{
+    (void)state;
+    struct rank_group g = rank_group_make(2, 0, LONG_US);
+    rank_threads_run(&g, exchange_two_sizes, NULL);
+    assert_int_equal(g.thread[0].rc, RC_FATAL);
+    assert_int_equal(g.thread[1].rc, RC_FATAL);
+    assert_true(segment_poisoned(g.segment, NULL, NULL, 0));
+    unsigned char big[LOCKSTEP_BOARD_BYTES + 1] = {0};
+    struct rank_group one = rank_group_make(1, 0, LONG_US);
+    assert_int_equal(lockstep_exchange(one.segment, 0, big, sizeof big, big, NULL), RC_FATAL);
+    rank_group_free(&one);
+    rank_group_free(&g);
+}
+
+/* Looks at rank 1 as rank 0 until it ends or `us` are over; beats: rank 1's heart goes on. */
+static enum rc watch_for(struct segment *s, int64_t us, bool beats, struct err *e)
+{
+    int64_t until = clock_now_us() + us;
+    enum rc rc = RC_OK;
+    while (rc == RC_OK && clock_now_us() < until) {
+        if (beats) segment_beat(s, 1);
+        rc = lockstep_watch(s, 0, e);
+        sleep_us(1000);
+    }
+    return rc;
+}
+
+static void a_watch_sees_a_stopped_heart(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct rank_group g = rank_group_make(2, 0, SHORT_US);
+    uint64_t beat = segment_heartbeat(g.segment, 0);
+    assert_int_equal(watch_for(g.segment, 3 * SHORT_US, true, &e), RC_OK);
+    assert_true(segment_heartbeat(g.segment, 0) > beat);
+    /* A rank that waits for the watcher is not to blame. */
+    atomic_store(&g.segment->rank[1].waits_value, 1);
+    atomic_store(&g.segment->rank[1].waits_for, 1 + 0 * SEGMENT_CHANNELS + SEGMENT_RECORD);
+    assert_int_equal(watch_for(g.segment, 3 * SHORT_US, false, &e), RC_OK);
+    atomic_store(&g.segment->rank[1].waits_for, 0);
+    int64_t begun = clock_now_us();
+    assert_int_equal(watch_for(g.segment, LONG_US, false, &e), RC_FATAL);
+    assert_string_equal(e.code, "peer_stalled");
+    assert_true(clock_now_us() - begun >= SHORT_US);
+    assert_true(segment_poisoned(g.segment, NULL, NULL, 0));
+    struct err again = {0};
+    assert_int_equal(lockstep_watch(g.segment, 0, &again), RC_FATAL);
+    assert_string_equal(again.code, "group_poisoned");
+    rank_group_free(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -546,6 +632,9 @@ int main(void)
         cmocka_unit_test(a_circle_is_named),
         cmocka_unit_test(a_thaw_blames_nobody),
         cmocka_unit_test(sleepers_are_woken),
+        cmocka_unit_test(exchanges_give_all_to_all),
+        cmocka_unit_test(exchanges_of_two_sizes_stop_the_group),
+        cmocka_unit_test(a_watch_sees_a_stopped_heart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

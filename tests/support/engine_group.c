@@ -99,10 +99,11 @@ bool engine_group_run(struct engine_group *g, const struct engine_request *reque
 {
     pthread_t threads[MAX_RANKS];
     struct engine_thread ranks[MAX_RANKS];
-    size_t comm_bytes = 0;
+    struct engine_comm_shape shape;
     memset(g->err, 0, sizeof g->err);
     memset(results, 0, n * sizeof *results);
-    if (engine_comm_bytes(&g->options, &comm_bytes, &g->err[0]) != RC_OK) return false;
+    if (engine_comm_shape(&g->options, &shape, &g->err[0]) != RC_OK) return false;
+    size_t comm_bytes = engine_comm_bytes(shape);
     size_t n_bytes = (segment_bytes(g->options.ranks, comm_bytes) + 63) / 64 * 64;
     void *memory = aligned_alloc(64, n_bytes);
     memset(memory, 0, n_bytes);

@@ -61,6 +61,71 @@ void assert_bits(const float *a, const float *b, size_t n, const char *what)
             fail_msg("%s: value %zu is %a, not %a", what, i, (double)a[i], (double)b[i]);
 }
 
+struct kern_split rows_of(enum kern_provenance p, int rows)
+{
+    return p == KERN_DECODE ? (struct kern_split){rows, 0} : (struct kern_split){0, rows};
+}
+
+static void begin(struct kern *k, enum kern_provenance p, const struct kern_segment *segments, int n)
+{
+    int rows = 0;
+    for (int i = 0; i < n; i++)
+        if (segments[i].row_first + segments[i].rows > rows) rows = segments[i].row_first + segments[i].rows;
+    const struct kern_batch b = {.rows = rows_of(p, rows), .segments = segments, .n_segments = n,
+                                 .n_decode_segments = p == KERN_DECODE ? n : 0};
+    k->begin(k, &b);
+}
+
+void call_rope_kv_append(struct kern *k, const struct kern_attn_shape *s, const struct kern_attn_weights *w,
+                         const struct kern_segment *segments, int n, const float *cos_sin, float *qkv, struct kern_kv_layer kv)
+{
+    begin(k, KERN_PREFILL, segments, n);
+    k->rope_kv_append(k, s, w, cos_sin, qkv, kv);
+}
+
+void call_attention(struct kern *k, const struct kern_attn_shape *s, enum kern_provenance p, const struct kern_segment *segments,
+                    int n, const float *qkv, struct kern_kv_layer kv, float *o)
+{
+    begin(k, p, segments, n);
+    k->attention(k, s, qkv, kv, o);
+}
+
+void call_linear(struct kern *k, const struct kern_weight *w, enum kern_provenance p, const float *x, int rows, float *y)
+{
+    k->linear(k, w, rows_of(p, rows), x, y);
+}
+
+/* The backend wants the memory of all slots in one table. */
+void call_gdn(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, enum kern_provenance p,
+              const struct gdn_rows *sequences, int n, const float *in, float *o)
+{
+    const size_t state_bytes = k->gdn_state_bytes(s), replay_bytes = k->gdn_replay_bytes(s);
+    struct kern_segment *segments = calloc((size_t)n, sizeof *segments);
+    char *states = aligned_alloc(64, (size_t)n * state_bytes), *replays = aligned_alloc(64, (size_t)n * replay_bytes);
+    assert_true(segments && states && replays);
+    for (int i = 0; i < n; i++) {
+        const struct gdn_rows *g = &sequences[i];
+        segments[i] = (struct kern_segment){g->row_first, g->rows, g->position_first, NULL, i};
+        memcpy(states + (size_t)i * state_bytes, g->state, state_bytes);
+        if (g->replay) memcpy(replays + (size_t)i * replay_bytes, g->replay, replay_bytes);
+    }
+    begin(k, p, segments, n);
+    k->gdn(k, s, w, (struct kern_gdn_memory){states, replays, state_bytes, replay_bytes}, in, o);
+    for (int i = 0; i < n; i++) {
+        memcpy(sequences[i].state, states + (size_t)i * state_bytes, state_bytes);
+        if (sequences[i].replay) memcpy(sequences[i].replay, replays + (size_t)i * replay_bytes, replay_bytes);
+    }
+    free(replays);
+    free(states);
+    free(segments);
+}
+
+void call_gdn_replay(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, void *state, void *replay,
+                     int rows)
+{
+    k->gdn_replay(k, s, w, (struct kern_gdn_memory){state, replay, 0, 0}, 0, rows);
+}
+
 struct kern *open_isa(const char *isa, int threads)
 {
     struct kern *k = NULL;

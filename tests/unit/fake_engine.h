@@ -44,11 +44,11 @@ enum rc rank_identity(const struct options *o, int rank, struct buf *out, struct
     return buf_append_str(out, FAKE_IDENTITY) ? RC_OK : err_no_memory(e);
 }
 
-enum rc engine_comm_bytes(const struct engine_options *o, size_t *out, struct err *e)
+enum rc engine_comm_shape(const struct engine_options *o, struct engine_comm_shape *out, struct err *e)
 {
     (void)o;
     (void)e;
-    *out = 4096;
+    *out = (struct engine_comm_shape){.max_rows = 16, .width = 64};
     return RC_OK;
 }
 

@@ -174,7 +174,7 @@ static void test_bad_values(void **ctx)
     bad("run a --model m --out x --grace 1.2.3", "--grace 1.2.3");
     bad("run a --model m --out x --grace .", "--grace .");
     bad("run a --model m --out x --watchdog 0", "--watchdog 0");
-    bad("run a --model m --out x --backend cuda", "must be one of auto|cpu");
+    bad("run a --model m --out x --backend gpu", "must be one of auto|cpu|cuda");
     bad("run a --model m --out x --isa avx", "--isa avx");
     bad("run a --model m --out x --isa avx2|generic", "--isa");
     bad("run a --model m --out x --on-bad-line never", "fail|skip");
