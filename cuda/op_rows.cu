@@ -1,0 +1,128 @@
+/* op_rows: one block a row.
+ *
+ * A norm's block has 128 threads for each chunk of row_norm.cuh, of up to eight chunks at once; each thread keeps its eight
+ * values between the sum and the product, so that y may be x. The hash mixes every word with its place and adds, so its order
+ * does not matter. */
+#include "op_rows.h"
+
+#include "act.cuh"
+#include "row_norm.cuh"
+
+enum { NORM_GROUPS = 8, EMBED_THREADS = 256, HASH_THREADS = 256 };
+
+__global__ void embed_kernel(struct device_batch b, const void *table, bool bf16, int cols, float *y)
+{
+    pdl_go();
+    pdl_wait();
+    const size_t from = (size_t)b.tokens[blockIdx.x] * (size_t)cols, to = (size_t)blockIdx.x * (size_t)cols;
+    for (int i = (int)threadIdx.x; i < cols; i += EMBED_THREADS)
+        y[to + i] = bf16 ? __bfloat162float(((const __nv_bfloat16 *)table)[from + i]) : ((const float *)table)[from + i];
+}
+
+void op_embed(const struct op_context *c, const struct device_batch *b, const struct kern_table *t, float *y)
+{
+    op_launch(c, embed_kernel, dim3((unsigned)b->rows), dim3(EMBED_THREADS), 0, *b, t->rows_dev, t->bf16, t->cols, y);
+}
+
+struct norm_call {
+    const float *x, *w;
+    float *y;
+    void *act;
+    struct kern_split rows;
+    int n, chunks, width, col;
+    float eps;
+};
+
+/* Eight values of a chunk; past the row zeros. */
+__device__ __forceinline__ void load_each(const float *row, int at, int n, float v[ROW_NORM_EACH])
+{
+#pragma unroll
+    for (int i = 0; i < ROW_NORM_EACH; i++) v[i] = 0;
+    if (at >= n) return;
+    const float4 a = __ldcg((const float4 *)(row + at)), b = __ldcg((const float4 *)(row + at + 4));
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+__device__ __forceinline__ void store_each(const struct norm_call &k, int row, int at, const float v[ROW_NORM_EACH], float scale)
+{
+    float z[ROW_NORM_EACH];
+#pragma unroll
+    for (int i = 0; i < ROW_NORM_EACH; i++) z[i] = row_norm_apply(v[i], scale, k.w[at + i]);
+    if (k.y) {
+        float4 *to = (float4 *)(k.y + (size_t)row * (size_t)k.n + at);
+        to[0] = make_float4(z[0], z[1], z[2], z[3]);
+        to[1] = make_float4(z[4], z[5], z[6], z[7]);
+    }
+    if (!k.act) return;
+#pragma unroll
+    for (int i = 0; i < ROW_NORM_EACH; i += 2) act_store2(k.act, k.rows, k.width, row, k.col + at + i, z[i], z[i + 1]);
+}
+
+__global__ void __launch_bounds__(ROW_NORM_THREADS *NORM_GROUPS) norm_kernel(struct norm_call k)
+{
+    __shared__ float warp_sum[NORM_GROUPS * 2][ROW_NORM_WARPS], chunk_sum[NORM_GROUPS * 2];
+    const int group = (int)threadIdx.x / ROW_NORM_THREADS, groups = (int)blockDim.x / ROW_NORM_THREADS;
+    const int t = (int)threadIdx.x % ROW_NORM_THREADS, row = (int)blockIdx.x;
+    const float *x = k.x + (size_t)row * (size_t)k.n;
+    float v[2][ROW_NORM_EACH];
+    pdl_go();
+    pdl_wait();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int chunk = group + i * groups;
+        if (chunk >= k.chunks) continue;
+        load_each(x, chunk * ROW_NORM_CHUNK + t * ROW_NORM_EACH, k.n, v[i]);
+        const float sum = row_norm_warp(row_norm_squares(v[i]));
+        if (t % 32 == 0) warp_sum[chunk][t / 32] = sum;
+    }
+    __syncthreads();
+    if ((int)threadIdx.x < k.chunks) chunk_sum[threadIdx.x] = row_norm_chunk(warp_sum[threadIdx.x]);
+    __syncthreads();
+    const float scale = row_norm_scale(row_norm_total(chunk_sum, k.chunks), k.n, k.eps);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int chunk = group + i * groups, at = chunk * ROW_NORM_CHUNK + t * ROW_NORM_EACH;
+        if (chunk < k.chunks && at < k.n) store_each(k, row, at, v[i], scale);
+    }
+    /* An act's columns past its width are zeros; whoever writes its last columns writes these as well. */
+    if (k.act && k.col + k.n == k.width)
+        for (int i = k.width + 2 * (int)threadIdx.x; i < act_blocks(k.width) * ACT_BLOCK; i += 2 * (int)blockDim.x)
+            act_store2(k.act, k.rows, k.width, row, i, 0, 0);
+}
+
+void op_rms_norm(const struct op_context *c, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y,
+                 void *y_act, int y_width, int y_col)
+{
+    const struct norm_call k = {x, w, y, y_act, rows, n, row_norm_chunks(n), y_width, y_col, eps};
+    const int groups = k.chunks < NORM_GROUPS ? k.chunks : NORM_GROUPS;
+    op_launch(c, norm_kernel, dim3((unsigned)kern_rows(rows)), dim3((unsigned)(groups * ROW_NORM_THREADS)), 0, k);
+}
+
+__device__ __forceinline__ uint64_t mix64(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return x ^ x >> 31;
+}
+
+__global__ void hash_kernel(const float *x, int n, uint64_t *out)
+{
+    __shared__ uint64_t sums[HASH_THREADS / 32];
+    pdl_go();
+    pdl_wait();
+    const uint32_t *row = (const uint32_t *)(x + (size_t)blockIdx.x * (size_t)n);
+    uint64_t sum = 0;
+    for (int i = (int)threadIdx.x; i < n; i += HASH_THREADS) sum += mix64(((uint64_t)(uint32_t)i << 32 | row[i]) + 0x9e3779b97f4a7c15ull);
+    for (int lane = 16; lane; lane >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int i = 1; i < HASH_THREADS / 32; i++) sum += sums[i];
+    out[blockIdx.x] = mix64(sum);
+}
+
+void op_hash_rows(const struct op_context *c, const float *x, int rows, int n, uint64_t *out)
+{
+    op_launch(c, hash_kernel, dim3((unsigned)rows), dim3(HASH_THREADS), 0, x, n, out);
+}

@@ -1,0 +1,15 @@
+/* op_rows: what works on rows alone: embedding, RMS norm, hashes. Meaning as in kern.h. */
+#ifndef TANDEM_OP_ROWS_H
+#define TANDEM_OP_ROWS_H
+
+#include "batch.h"
+#include "weights.h"
+
+void op_embed(const struct op_context *c, const struct device_batch *b, const struct kern_table *t, float *y);
+/* n <= OP_ROWS_MAX_WIDTH. */
+enum { OP_ROWS_MAX_WIDTH = 16384 };
+void op_rms_norm(const struct op_context *c, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y,
+                 void *y_act, int y_width, int y_col);
+void op_hash_rows(const struct op_context *c, const float *x, int rows, int n, uint64_t *out);
+
+#endif
