@@ -161,6 +161,12 @@ bool comm_cuda_sum_norm(struct comm *c, const void *partial, struct kern_split r
     return true;
 }
 
+static bool cuda_all_reduce_add_norm(struct comm *c, const void *partial, struct kern_split rows, int width, float *residual_dev,
+                                     const float *norm_dev, float eps, void *y_act)
+{
+    return comm_cuda_sum_norm(c, partial, rows, width, residual_dev, norm_dev, eps, NULL, y_act);
+}
+
 static enum rc cuda_all_gather_columns(struct comm *c, const float *mine_dev, int rows,
                                        const struct range *range_of_rank, int row_width, float *out, struct err *e)
 {
@@ -395,7 +401,7 @@ enum rc comm_cuda_open(const struct op_context *c, const struct comm_cuda_option
     struct comm_cuda *m = new (std::nothrow) comm_cuda();
     if (!m) return err_no_memory(e);
     m->comm.rank = o->rank, m->comm.ranks = o->ranks, m->comm.ctx = m;
-    m->comm.all_reduce_add = cuda_all_reduce_add, m->comm.all_gather_columns = cuda_all_gather_columns;
+    m->comm.all_reduce_add = cuda_all_reduce_add, m->comm.all_reduce_add_norm = cuda_all_reduce_add_norm, m->comm.all_gather_columns = cuda_all_gather_columns;
     m->comm.barrier = cuda_barrier, m->comm.abort = cuda_abort, m->comm.close = cuda_close;
     m->op = *c, m->segment = o->segment;
     m->max_rows = o->max_rows, m->width = o->width, m->max_gather_floats = o->max_gather_floats;

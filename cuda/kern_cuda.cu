@@ -34,9 +34,9 @@ enum {
 };
 
 /* Families of operations that are timed apart. OTHER: what lies between: sums, gathers, copies, gaps. */
-enum family { EMBED, NORM, LINEAR, LINEAR_SWIGLU, LINEAR_PARTIAL, ROPE_KV, ATTENTION, GDN, GDN_REPLAY, HASH, OTHER, FAMILIES };
+enum family { EMBED, NORM, LINEAR, LINEAR_SWIGLU, LINEAR_PARTIAL, ROPE_KV, ATTENTION, GDN, GDN_REPLAY, BEST, HASH, OTHER, FAMILIES };
 static const char *const family_names[FAMILIES] = {"embedding",      "norm", "linear", "linear + SwiGLU", "linear, partial",
-                                                   "rope, KV append", "attention", "GDN",   "GDN replay",  "hash",
+                                                   "rope, KV append", "attention", "GDN",   "GDN replay",  "best logit", "hash",
                                                    "sums, copies, gaps"};
 
 /* Events before and after every operation since the last reading. */
@@ -72,7 +72,7 @@ struct kern_cuda {
     struct kern_split rows;
     int longest; /* positions of the batch's longest sequence */
 
-    struct scratch attn, gdn;
+    struct scratch attn, gdn, best;
     struct stopwatch watch;
 
     bool graphs, capturing;
@@ -122,6 +122,7 @@ static enum rc finish(struct kern *k, struct err *e)
         if (status == cudaSuccess) break;
         if (status != cudaErrorNotReady) break;
         status = cudaSuccess;
+        cudaGetLastError(); /* "not ready" would look like the next launch's error */
         if (i % QUERIES_OF_A_POLL == QUERIES_OF_A_POLL - 1 && c->comm) comm_cuda_poll(c->comm);
     }
     keep_failure(c, status, "computing");
@@ -581,6 +582,16 @@ static size_t swiglu_scratch_bytes(int rows, int f)
     return 0; /* it is the products' epilogue */
 }
 
+static void best(struct kern *k, const float *logits, int rows, int n, int first, const uint32_t *allowed, struct kern_best *out)
+{
+    struct kern_cuda *c = context(k);
+    if (!grow(c, &c->best, (size_t)rows * OP_BEST_PARTS * sizeof *out)) return;
+    watch_start(c, BEST);
+    op_best(&c->context, logits, rows, n, first, allowed, (struct kern_best *)c->best.dev, out);
+    watch_stop(c);
+    NOTE(c, "best of %d rows x %d", rows, n);
+}
+
 static void hash_rows(struct kern *k, const float *x, int rows, int n, uint64_t *out)
 {
     struct kern_cuda *c = context(k);
@@ -601,6 +612,7 @@ static void close_cuda(struct kern *k)
     if (c->loader) weight_loader_close(c->loader);
     if (c->attn.dev) cudaFree(c->attn.dev);
     if (c->gdn.dev) cudaFree(c->gdn.dev);
+    if (c->best.dev) cudaFree(c->best.dev);
     if (c->batch_host) cudaFreeHost(c->batch_host);
     if (c->batch_dev) cudaFree(c->batch_dev);
     watch_close(&c->watch);
@@ -687,6 +699,7 @@ static struct kern table_of(struct kern_cuda *c)
     t.linear_partial = linear_partial;
     t.linear_swiglu = linear_swiglu;
     t.swiglu_scratch_bytes = swiglu_scratch_bytes;
+    t.best = best;
     t.hash_rows = hash_rows;
     return t;
 }

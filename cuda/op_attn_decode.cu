@@ -41,8 +41,8 @@ struct piece {
     const int32_t *table;
 };
 
-/* A block's units, a unit being one split of one KV head of a piece. All units of a batch in order have places on a line, each as
- * long as its pages and a bit; a block owns the units that begin in its share of the line. */
+/* A block's units, a unit being one split of one KV head of a piece. All units of a batch have places on a line, each as
+ * long as its pages and one; a block owns the units that begin in its share of the line. */
 struct fast_work {
     int segment, first; /* the piece begins with row `first` of the segment */
     struct piece p;
@@ -111,9 +111,11 @@ static __device__ __forceinline__ void find_work(const struct decode_call *c, in
         if (lane >= i) end += before;
     }
     const long long total = __shfl_sync(~0u, end, 31);
-    const int begin = (int)(total * blockIdx.x / gridDim.x);
+    /* Of few units every other share is empty: neighbouring shares are for blocks that meet on one multiprocessor. */
+    const int half = gridDim.x / 2, share = gridDim.x % 2 ? blockIdx.x : blockIdx.x % half * 2 + blockIdx.x / half;
+    const int begin = (int)(total * share / gridDim.x);
     const int owner = 31 - __clz((int)__ballot_sync(~0u, length > 0 && end - length <= begin));
-    w->end = (int)(total * (blockIdx.x + 1) / gridDim.x);
+    w->end = (int)(total * (share + 1) / gridDim.x);
     w->at = __shfl_sync(~0u, end - length, owner);
     w->segment = owner * each;
     w->first = w->split = w->p.kv_head = 0;
@@ -141,7 +143,9 @@ template <int MAX, int STAGES> struct fast_shared {
     uint64_t filled[STAGES][2];             /* barriers of keys, of values */
     /* Thread 0's: the unit and page to be loaded behind the next ones. */
     struct fast_work ahead;
-    int ahead_page;
+    const char *ahead_base;     /* the KV head's keys on page 0 */
+    const int32_t *ahead_table; /* the next page's entry */
+    int ahead_left;             /* pages of the unit, 0 behind the block's last */
     /* What is loaded behind the next barrier A; NULL: nothing. */
     const char *next_keys, *next_values;
 };
@@ -153,18 +157,37 @@ struct fast_ring {
     int turn;        /* alternates from page to page */
 };
 
+static __device__ __forceinline__ int end_page(const struct fast_work *w)
+{
+    const struct piece *p = &w->p;
+    return min((w->split + 1) * p->step, (p->position + p->rows - 1) / KV_PAGE_TOKENS + 1);
+}
+
+template <int MAX, int STAGES>
+static __device__ __forceinline__ void open_unit(const struct decode_call *c, struct fast_shared<MAX, STAGES> *s)
+{
+    const struct fast_work *w = &s->ahead;
+    const int first = w->split * w->p.step;
+    s->ahead_base = kv_page_keys(c->kv, 0, w->p.kv_head, KV_INT8, FAST_DIM);
+    s->ahead_table = w->p.table + first;
+    s->ahead_left = w->at < w->end ? end_page(w) - first : 0;
+}
+
 /* Keys of the next page to load, NULL behind the block's last. fresh: it is written in this batch. */
 template <int MAX, int STAGES>
 static __device__ __forceinline__ const char *next_page(const struct decode_call *c, struct fast_shared<MAX, STAGES> *s,
                                                         bool *fresh)
 {
-    struct fast_work *w = &s->ahead;
-    if (w->at >= w->end) return NULL;
-    const char *keys = kv_page_keys(c->kv, w->p.table[s->ahead_page], w->p.kv_head, KV_INT8, FAST_DIM);
-    *fresh = s->ahead_page >= w->p.fresh;
-    if (++s->ahead_page == min((w->split + 1) * w->p.step, (w->p.position + w->p.rows - 1) / KV_PAGE_TOKENS + 1)) {
-        next_unit(c, MAX, w);
-        s->ahead_page = w->split * w->p.step;
+    const int left = s->ahead_left;
+    const int32_t *entry = s->ahead_table;
+    if (!left) return NULL;
+    const char *keys = s->ahead_base + (size_t)*entry * c->kv.page_bytes;
+    *fresh = entry - s->ahead.p.table >= s->ahead.p.fresh;
+    s->ahead_table = entry + 1;
+    s->ahead_left = left - 1;
+    if (left == 1) {
+        next_unit(c, MAX, &s->ahead);
+        open_unit(c, s);
     }
     return keys;
 }
@@ -223,7 +246,7 @@ static __device__ __forceinline__ void fast_begin(const struct decode_call *c, s
     bool fresh = false;
     if (threadIdx.x == 0) {
         s->ahead = *work;
-        s->ahead_page = work->split * work->p.step;
+        open_unit(c, s);
     }
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
@@ -515,8 +538,8 @@ static __device__ __forceinline__ void fast_output_tile(const int *last_key, con
     }
 }
 
-/* Writes a split's partial results: sums, and outputs divided by them as float16 in the order of fast_partial_dim. sums: scratch of
- * four warps, `pitch` apart. */
+/* Writes a split's partial results: sums, and outputs divided by them as float16 in the order of fast_partial_dim.
+ * sums: scratch of four warps, `pitch` apart. */
 template <int NQ>
 static __device__ __forceinline__ void fast_finish(const struct decode_call *c, const int *columns,
                                                    const struct fast_state<NQ> &t, int split, int warp, int lane,
@@ -570,7 +593,7 @@ static __device__ __forceinline__ void fast_unit(const struct decode_call *c, co
 {
     const struct piece *p = &w->p;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first = w->split * p->step, end = min(first + p->step, (p->position + p->rows - 1) / KV_PAGE_TOKENS + 1);
+    const int first = w->split * p->step, end = end_page(w);
     struct fast_state<NQ> t;
     if (new_queries) {
         __syncthreads(); /* the columns of the unit before have been read */
@@ -748,39 +771,14 @@ size_t op_attn_decode_scratch_bytes(const struct kern_attn_shape *s, int decode_
     return outputs_bytes(s, decode_rows) + (size_t)decode_rows * (size_t)s->n_heads * DECODE_SPLITS * sizeof(float2);
 }
 
-/* Blocks along the splits, when there are so many others. A block takes further splits where there are fewer than splits. */
-static unsigned grid_splits(const struct device_batch *b, int others)
-{
-    const int n = (PLAIN_BLOCKS + others - 1) / others, most = op_attn_profile(b->longest);
-    return (unsigned)(n < most ? n : most);
-}
-
-static void allow_shared(const void *kernel, size_t n_bytes)
-{
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
-}
-
 /* Two blocks fit on a multiprocessor. */
 template <int MAX, int STAGES> static void launch_fast(const struct op_context *c, const struct decode_call *call)
 {
     const size_t n_bytes = sizeof(struct fast_shared<MAX, STAGES>);
     const int most = call->shape.n_kv_heads * call->batch.decode_rows * op_attn_profile(call->batch.longest);
     const int blocks = most < 2 * c->processors ? most : 2 * c->processors;
-    allow_shared((const void *)attn_decode_fast<MAX, STAGES>, n_bytes);
+    cudaFuncSetAttribute(attn_decode_fast<MAX, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
     op_launch(c, attn_decode_fast<MAX, STAGES>, dim3((unsigned)blocks), dim3(DECODE_THREADS), n_bytes, *call);
-}
-
-static void launch_plain(const struct op_context *c, const struct decode_call *call)
-{
-    const struct kern_attn_shape *s = &call->shape;
-    const int ratio = s->n_heads / s->n_kv_heads, heads = s->n_kv_heads * ((ratio + PLAIN_HEADS - 1) / PLAIN_HEADS);
-    const size_t n_bytes =
-        sizeof(struct plain_shared) + (size_t)KV_PAGE_TOKENS * (size_t)(s->head_dim + 4) * sizeof(float);
-    allow_shared((const void *)attn_decode_plain, n_bytes);
-    op_launch(c, attn_decode_plain,
-              dim3(grid_splits(&call->batch, heads * call->batch.decode_rows), (unsigned)heads,
-                   (unsigned)call->batch.decode_rows),
-              dim3(DECODE_THREADS), n_bytes, *call);
 }
 
 void op_attn_decode(const struct op_context *c, const struct device_batch *b, const struct kern_attn_shape *s,
@@ -792,7 +790,7 @@ void op_attn_decode(const struct op_context *c, const struct device_batch *b, co
     const int ratio = s->n_heads / s->n_kv_heads;
     const dim3 merge_grid((unsigned)(b->decode_rows * s->n_heads), (unsigned)(s->head_dim + 63) / 64);
     if (s->kv != KV_INT8 || s->head_dim != FAST_DIM || ratio > FAST_RATIO) {
-        launch_plain(c, &call);
+        attn_decode_plain_launch(c, &call);
         op_launch(c, attn_decode_merge<false>, merge_grid, dim3(MERGE_THREADS), 0, call);
         return;
     }

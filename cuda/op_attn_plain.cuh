@@ -9,10 +9,11 @@
 
 enum { PLAIN_HEADS = 8, PLAIN_MAX_DIM = 256, PLAIN_BLOCKS = 2112 /* of a grid, about */ };
 
-struct plain_shared {
-    float query[PLAIN_HEADS][PLAIN_MAX_DIM];
-    float prob[KV_PAGE_TOKENS][PLAIN_HEADS];
-    float shrink[PLAIN_HEADS];
+/* Of up to HEADS query heads: 4 or PLAIN_HEADS. */
+template <int HEADS> struct plain_shared {
+    float query[HEADS][PLAIN_MAX_DIM]; /* zero past the last head */
+    float prob[KV_PAGE_TOKENS][HEADS];
+    float shrink[HEADS];
 };
 
 /* Eight cells that lie together, without their scales. */
@@ -20,7 +21,7 @@ struct eight {
     float x[8];
 };
 
-static __device__ __forceinline__ struct eight load_eight(enum kv_format f, const char *from)
+template <enum kv_format f> static __device__ __forceinline__ struct eight load_eight(const char *from)
 {
     struct eight e;
     if (f == KV_F32) {
@@ -42,33 +43,32 @@ static __device__ __forceinline__ struct eight load_eight(enum kv_format f, cons
 }
 
 /* Keys of a page as float32 rows of `pitch`: an item is eight dimensions of a slot. */
-static __device__ __forceinline__ void plain_keys(enum kv_format f, int dim, const char *from, int pitch, float *to)
+template <enum kv_format f>
+static __device__ __forceinline__ void plain_keys(int dim, const char *from, int pitch, float *to)
 {
     const int items = dim / 8;
 #pragma unroll 4
     for (int i = threadIdx.x; i < KV_PAGE_TOKENS * items; i += DECODE_THREADS) {
         const int slot = i / items, d = i % items * 8;
-        const struct eight e = load_eight(f, from + kv_page_key_at(f, dim, slot, d));
+        const struct eight e = load_eight<f>(from + kv_page_key_at(f, dim, slot, d));
         float scale = 1.0f;
         if (f == KV_INT8)
             scale = __half2float(*(const __half *)(from + kv_page_key_scale_at(dim, slot, d / KV_INT8_RUN)));
-#pragma unroll
-        for (int k = 0; k < 8; k++) to[slot * pitch + d + k] = e.x[k] * scale;
+        float4 *at = (float4 *)(to + slot * pitch + d);
+        at[0] = make_float4(e.x[0] * scale, e.x[1] * scale, e.x[2] * scale, e.x[3] * scale);
+        at[1] = make_float4(e.x[4] * scale, e.x[5] * scale, e.x[6] * scale, e.x[7] * scale);
     }
 }
 
-/* Values likewise: an item is dimensions d, d + 8 of slots s, s + 1, s + 8, s + 9; of F32 eight dimensions of a slot. */
-static __device__ __forceinline__ void plain_values(enum kv_format f, int dim, const char *from, int pitch, float *to)
+/* Values, of F32 aside: an item is dimensions d, d + 8 of slots s, s + 1, s + 8, s + 9. */
+template <enum kv_format f>
+static __device__ __forceinline__ void plain_values(int dim, const char *from, int pitch, float *to)
 {
     const int items = dim / 8;
-    if (f == KV_F32) {
-        plain_keys(f, dim, from, pitch, to);
-        return;
-    }
 #pragma unroll 4
     for (int i = threadIdx.x; i < KV_PAGE_TOKENS * items; i += DECODE_THREADS) {
         const int lane = i % 32, tile = i / 32 % 4, d = i / 128 * 16 + lane / 4, slot = tile * 16 + lane % 4 * 2;
-        const struct eight e = load_eight(f, from + kv_page_value_at(f, dim, slot, d));
+        const struct eight e = load_eight<f>(from + kv_page_value_at(f, dim, slot, d));
         const char *scales = from + kv_page_value_scale_at(dim, slot, d / KV_INT8_RUN); /* one run: d and d + 8 */
 #pragma unroll
         for (int k = 0; k < 8; k++) {
@@ -81,31 +81,33 @@ static __device__ __forceinline__ void plain_values(enum kv_format f, int dim, c
 }
 
 /* prob[key][h] = score, minus infinity past n_keys. A thread takes one key and every other head. */
-static __device__ __forceinline__ void plain_scores(struct plain_shared *shared, const float *keys, int pitch, int dim,
-                                                    int heads, int n_keys)
+template <int HEADS>
+static __device__ __forceinline__ void plain_scores(struct plain_shared<HEADS> *shared, const float *keys, int pitch,
+                                                    int dim, int n_keys)
 {
     const int key = threadIdx.x % KV_PAGE_TOKENS, odd = threadIdx.x / KV_PAGE_TOKENS;
-    float sum[PLAIN_HEADS / 2] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float sum[HEADS / 2] = {};
     if (key < n_keys)
+#pragma unroll 4
         for (int d = 0; d < dim; d += 4) {
             const float4 k = *(const float4 *)(keys + key * pitch + d);
 #pragma unroll
-            for (int i = 0; i < PLAIN_HEADS / 2; i++) {
-                if (2 * i + odd >= heads) break;
+            for (int i = 0; i < HEADS / 2; i++) {
                 const float4 q = *(const float4 *)(shared->query[2 * i + odd] + d);
                 sum[i] = fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, fmaf(q.x, k.x, sum[i]))));
             }
         }
 #pragma unroll
-    for (int i = 0; i < PLAIN_HEADS / 2; i++) shared->prob[key][2 * i + odd] = key < n_keys ? sum[i] : -INFINITY;
+    for (int i = 0; i < HEADS / 2; i++) shared->prob[key][2 * i + odd] = key < n_keys ? sum[i] : -INFINITY;
 }
 
-/* Scores of two heads a warp to probabilities; max, sum: of heads warp and warp + 4. */
-static __device__ __forceinline__ void plain_probs(struct plain_shared *shared, float *max, float *sum)
+/* Scores of one or two heads a warp to probabilities; max, sum: of heads warp and warp + 4. */
+template <int HEADS>
+static __device__ __forceinline__ void plain_probs(struct plain_shared<HEADS> *shared, float *max, float *sum)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < HEADS / 4; i++) {
         const int h = warp + 4 * i;
         const float x = shared->prob[lane][h], y = shared->prob[lane + 32][h];
         float most = fmaxf(x, y);
@@ -124,48 +126,58 @@ static __device__ __forceinline__ void plain_probs(struct plain_shared *shared, 
 }
 
 /* out[h][i]: dimension threadIdx.x + 128 i. */
-static __device__ __forceinline__ void plain_outputs(const struct plain_shared *shared, const float *values, int pitch,
-                                                     int dim, int n_keys, float (*out)[2])
+template <int HEADS>
+static __device__ __forceinline__ void plain_outputs(const struct plain_shared<HEADS> *shared, const float *values,
+                                                     int pitch, int dim, int n_keys, float (*out)[2])
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int d = threadIdx.x + DECODE_THREADS * i;
         if (d >= dim) break;
 #pragma unroll
-        for (int h = 0; h < PLAIN_HEADS; h++) out[h][i] *= shared->shrink[h];
+        for (int h = 0; h < HEADS; h++) out[h][i] *= shared->shrink[h];
+#pragma unroll 8
         for (int key = 0; key < n_keys; key++) {
             const float v = values[key * pitch + d];
-            const float4 a = *(const float4 *)shared->prob[key], b = *(const float4 *)(shared->prob[key] + 4);
-            const float p[PLAIN_HEADS] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-            for (int h = 0; h < PLAIN_HEADS; h++) out[h][i] = fmaf(p[h], v, out[h][i]);
+            for (int h = 0; h < HEADS; h += 4) {
+                const float4 p = *(const float4 *)(shared->prob[key] + h);
+                out[h][i] = fmaf(p.x, v, out[h][i]);
+                out[h + 1][i] = fmaf(p.y, v, out[h + 1][i]);
+                out[h + 2][i] = fmaf(p.z, v, out[h + 2][i]);
+                out[h + 3][i] = fmaf(p.w, v, out[h + 3][i]);
+            }
         }
     }
 }
 
+template <enum kv_format f, int HEADS>
 static __device__ __forceinline__ void plain_split(const struct decode_call *c, const int32_t *table, int row,
                                                    int position, int kv_head, int head, int heads, int split,
-                                                   struct plain_shared *shared, float *page)
+                                                   struct plain_shared<HEADS> *shared, float *page)
 {
     const struct kern_attn_shape *s = &c->shape;
     const int step = split_pages(position), dim = s->head_dim, pitch = dim + 4;
     const int first = split * step, end = min(first + step, position / KV_PAGE_TOKENS + 1);
-    float max[2] = {LOWEST, LOWEST}, sum[2] = {0.0f, 0.0f}, out[PLAIN_HEADS][2] = {};
+    float max[2] = {LOWEST, LOWEST}, sum[2] = {0.0f, 0.0f}, out[HEADS][2] = {};
     for (int i = first; i < end; i++) {
         const int n_keys = min((int)KV_PAGE_TOKENS, position + 1 - i * KV_PAGE_TOKENS);
-        const char *keys = kv_page_keys(c->kv, table[i], kv_head, s->kv, dim);
+        const char *keys = kv_page_keys(c->kv, table[i], kv_head, f, dim);
         __syncthreads();
-        plain_keys(s->kv, dim, keys, pitch, page);
+        plain_keys<f>(dim, keys, pitch, page);
         __syncthreads();
-        plain_scores(shared, page, pitch, dim, heads, n_keys);
+        plain_scores<HEADS>(shared, page, pitch, dim, n_keys);
         __syncthreads();
-        plain_values(s->kv, dim, keys + kv_page_half_bytes(s->kv, dim), pitch, page);
-        plain_probs(shared, max, sum);
+        if (f == KV_F32)
+            plain_keys<f>(dim, keys + kv_page_half_bytes(f, dim), pitch, page); /* values lie like keys */
+        else
+            plain_values<f>(dim, keys + kv_page_half_bytes(f, dim), pitch, page);
+        plain_probs<HEADS>(shared, max, sum);
         __syncthreads();
-        plain_outputs(shared, page, pitch, dim, n_keys, out);
+        plain_outputs<HEADS>(shared, page, pitch, dim, n_keys, out);
     }
 #pragma unroll
-    for (int h = 0; h < PLAIN_HEADS; h++) {
+    for (int h = 0; h < HEADS; h++) {
         if (h >= heads) break;
         const size_t at = partial_at(row * s->n_heads + head + h, split);
 #pragma unroll
@@ -177,27 +189,63 @@ static __device__ __forceinline__ void plain_split(const struct decode_call *c, 
     }
 }
 
+template <enum kv_format f, int HEADS>
 static __global__ void __launch_bounds__(DECODE_THREADS, 4)
     attn_decode_plain(const __grid_constant__ struct decode_call c)
 {
     extern __shared__ __align__(128) char dynamic_shared[];
-    struct plain_shared *shared = (struct plain_shared *)dynamic_shared;
+    struct plain_shared<HEADS> *shared = (struct plain_shared<HEADS> *)dynamic_shared;
     pdl_go();
     const struct kern_attn_shape *s = &c.shape;
-    const int ratio = s->n_heads / s->n_kv_heads, blocks = (ratio + PLAIN_HEADS - 1) / PLAIN_HEADS, row = blockIdx.z;
-    const int kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * PLAIN_HEADS;
-    const int head = kv_head * ratio + first, heads = min((int)PLAIN_HEADS, ratio - first);
+    const int ratio = s->n_heads / s->n_kv_heads, blocks = (ratio + HEADS - 1) / HEADS, row = blockIdx.z;
+    const int kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * HEADS, dim = s->head_dim;
+    const int head = kv_head * ratio + first, heads = min(HEADS, ratio - first);
     const struct device_row where = c.batch.row[row];
     const int pages = where.position / KV_PAGE_TOKENS + 1, step = split_pages(where.position);
+    const int32_t *table = c.batch.tables + c.batch.segments[where.segment].table_first;
     pdl_wait();
     if ((int)blockIdx.x * step >= pages) return;
-    const int32_t *table = c.batch.tables + c.batch.segments[where.segment].table_first;
-    const float scale = LOG2_E / sqrtf((float)s->head_dim);
-    for (int h = 0; h < heads; h++)
-        for (int d = threadIdx.x; d < s->head_dim; d += DECODE_THREADS)
-            shared->query[h][d] = query_at(&c, row, head + h)[d] * scale;
+    const float scale = LOG2_E / sqrtf((float)dim);
+    for (int d = threadIdx.x; d < dim; d += DECODE_THREADS)
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) shared->query[h][d] = h < heads ? query_at(&c, row, head + h)[d] * scale : 0.0f;
     for (int split = blockIdx.x; split * step < pages; split += gridDim.x)
-        plain_split(&c, table, row, where.position, kv_head, head, heads, split, shared, (float *)(shared + 1));
+        plain_split<f, HEADS>(&c, table, row, where.position, kv_head, head, heads, split, shared,
+                              (float *)(shared + 1));
+}
+
+template <enum kv_format f, int HEADS>
+static void launch_plain(const struct op_context *c, const struct decode_call *call)
+{
+    const struct kern_attn_shape *s = &call->shape;
+    const int ratio = s->n_heads / s->n_kv_heads, heads = s->n_kv_heads * ((ratio + HEADS - 1) / HEADS),
+              rows = call->batch.decode_rows;
+    /* A block takes further splits where there are fewer blocks than splits. */
+    const int most = op_attn_profile(call->batch.longest), wanted = (PLAIN_BLOCKS + heads * rows - 1) / (heads * rows);
+    const size_t n_bytes =
+        sizeof(struct plain_shared<HEADS>) + (size_t)KV_PAGE_TOKENS * (size_t)(s->head_dim + 4) * sizeof(float);
+    cudaFuncSetAttribute(attn_decode_plain<f, HEADS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    op_launch(c, attn_decode_plain<f, HEADS>,
+              dim3((unsigned)(wanted < most ? wanted : most), (unsigned)heads, (unsigned)rows), dim3(DECODE_THREADS),
+              n_bytes, *call);
+}
+
+template <enum kv_format f> static void launch_plain_format(const struct op_context *c, const struct decode_call *call)
+{
+    if (call->shape.n_heads / call->shape.n_kv_heads <= 4)
+        launch_plain<f, 4>(c, call);
+    else
+        launch_plain<f, PLAIN_HEADS>(c, call);
+}
+
+static inline void attn_decode_plain_launch(const struct op_context *c, const struct decode_call *call)
+{
+    switch (call->shape.kv) {
+    case KV_F32: launch_plain_format<KV_F32>(c, call); break;
+    case KV_F16: launch_plain_format<KV_F16>(c, call); break;
+    case KV_BF16: launch_plain_format<KV_BF16>(c, call); break;
+    default: launch_plain_format<KV_INT8>(c, call); break;
+    }
 }
 
 #endif

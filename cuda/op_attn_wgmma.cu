@@ -1,12 +1,13 @@
 /* op_attn_wgmma: prefill attention on Hopper, head_dim 64, 128 or 256, keys and values in two bytes or as codes.
  *
  * A cluster of two blocks has a tile of 64 rows of two query heads that share a KV head; the pages of the tile's keys are
- * halved between the blocks, which merge their results at the end, so that a chunk makes twice as many, evenly long, blocks. The
- * halves depend on the tile's position alone. In a block, a warpgroup of producers has pages brought into shared memory as they
- * are stored and unpacks them to float16 operand tiles, keys as [64 slots][dims], values as [dims][64 slots], both K-major; two
- * warpgroups of consumers, one a head, multiply. A consumer has the next page's scores and this page's p V in flight while it
- * computes probabilities. Scores and outputs are float32; queries, unpacked keys and values, and probabilities (times 2^12,
- * against subnormals) are float16. One step of the online softmax a page, pages in order:
+ * halved between the blocks, which merge their results at the end: so a chunk of a prompt makes twice as many blocks, all of
+ * much the same length. The halves depend on the tile's position alone. In a block, a warpgroup of producers reads pages as
+ * they are stored and unpacks them to float16 operand tiles in shared memory, keys as [64 slots][dims], values as
+ * [dims][64 slots], both K-major; two warpgroups of consumers, one a head, multiply. A consumer has the next page's scores and
+ * this page's p V in flight while it computes probabilities, and the two take turns in starting products. Scores and outputs
+ * are float32; queries, unpacked keys and values, and probabilities (times 2^12, against subnormals) are float16. One step of
+ * the online softmax a page, pages in order:
  *   score = q k;   p = 2^(scale (score - max) + 12);   o = o 2^(scale (old max - max)) + p V
  * Factors of 1 may be left out: they change no bit.
  *
@@ -18,21 +19,17 @@
 
 #include <math.h>
 
-enum { PAGE = KV_PAGE_TOKENS, GROUP = 128, CONSUMERS = 2, THREADS = (CONSUMERS + 1) * GROUP, STAGES = 2, RAW_STAGES = 2 };
-enum { BARRIER_QUERIES = 1, BARRIER_TURN = 3, BARRIER_PRODUCERS = 5 }; /* named barriers; the first two one a consumer */
+enum { PAGE = KV_PAGE_TOKENS, GROUP = 128, CONSUMERS = 2, THREADS = (CONSUMERS + 1) * GROUP, STAGES = 2, TEAM = 64 };
+enum { BARRIER_QUERIES = 1, BARRIER_TURN = 3 }; /* named barriers, one a consumer */
 
 /* Shared memory of a block, in bytes from its beginning. What is read by matrix instructions begins at multiples of 1024. */
 template <int DIM, enum kv_format FORMAT> struct layout {
     static constexpr int tile_bytes = PAGE * DIM * 2;       /* a page's keys, or values, unpacked; queries of a head */
     static constexpr int half_bytes = FORMAT == KV_INT8 ? PAGE * DIM + PAGE * DIM / KV_INT8_RUN * 2 : PAGE * DIM * 2;
-    static constexpr int parts = FORMAT != KV_INT8 && DIM == 256 ? 2 : 1; /* pieces that a half is unpacked in */
-    static constexpr int raw_bytes = half_bytes / parts;
-    static constexpr int items = PAGE * DIM * (FORMAT == KV_INT8 ? 1 : 2) / parts / 16 / GROUP; /* of a thread, 16 bytes */
     static constexpr int queries = 0;
     static constexpr int keys = queries + CONSUMERS * tile_bytes;
     static constexpr int values = keys + STAGES * tile_bytes;
-    static constexpr int raw = values + STAGES * tile_bytes;
-    static constexpr int barriers = raw + RAW_STAGES * raw_bytes;
+    static constexpr int barriers = values + STAGES * tile_bytes;
     static constexpr int broken = barriers + 128;
     static constexpr int bytes = broken + PAGE;
     static constexpr int merged = keys;   /* after the loops: of the other block half of the outputs */
@@ -46,10 +43,10 @@ template <int DIM, enum kv_format FORMAT> struct layout {
 struct barriers {
     uint32_t first;
 };
-enum { KEYS_FULL = 0, KEYS_EMPTY = 2, VALUES_FULL = 4, VALUES_EMPTY = 6, RAW_FULL = 8, BARRIERS = 10 };
+enum { KEYS_FULL = 0, KEYS_EMPTY = 2, VALUES_FULL = 4, VALUES_EMPTY = 6, BARRIERS = 8 };
 
 __device__ __forceinline__ uint32_t bar_at(struct barriers b, int which, int i) { return b.first + (which + (i & 1)) * 8; }
-/* Page or piece i of a ring of two has come, or its place is free for the first time or again. */
+/* Page i of a ring of two has come, or its place is free for the first time or again. */
 __device__ __forceinline__ void wait_full(struct barriers b, int which, int i) { mbar_wait(bar_at(b, which, i), i >> 1 & 1); }
 __device__ __forceinline__ void wait_empty(struct barriers b, int which, int i)
 {
@@ -119,111 +116,104 @@ __device__ __forceinline__ struct work find_work(const struct prefill_call &p, u
 
 /* ---- producers: pages to operand tiles ---- */
 
-/* A piece of a page's keys or values: a thread's items of 16 bytes, and the scales of codes. */
-template <int ITEMS> struct piece {
-    uint4 cells[ITEMS];
-    uint32_t scales[8]; /* keys: of an item; values: of two slots, two words for each tile of 16 slots */
+/* Two warps unpack keys, two values. A piece is at most eight items a thread, of 16 bytes as they are stored, and the scales of
+ * codes; the next piece is loaded item by item while this one is unpacked.
+ *
+ * Keys: an item of the 64 threads is a block of 16 slots, 1024 bytes. With cells of two bytes eight threads in a row have two
+ * slots that differ in bits 0 and 2, and so meet all banks when they write. An item becomes two chunks of an operand row (codes),
+ * or one, which of an odd block is in the upper half of the row.
+ * Values: an item of a warp is a block of 512 bytes; each warp has half of a tile's blocks. stmatrix writes 16 dimensions x 16
+ * slots, each lane giving the address of a row. */
+template <int DIM, enum kv_format FORMAT> struct pieces {
+    static constexpr int cell_bytes = FORMAT == KV_INT8 ? 1 : 2, runs = DIM / KV_INT8_RUN;
+    static constexpr int all_items = PAGE * DIM * cell_bytes / 16 / TEAM, items = all_items < 8 ? all_items : 8;
+    static constexpr int parts = all_items / items, tiles = PAGE / 16 / parts; /* pieces of a page; tiles of 16 slots of one */
+    static constexpr int bytes = PAGE * DIM * cell_bytes / parts;
+    static constexpr int key_blocks = items / tiles;                      /* of a tile */
+    static constexpr int value_blocks = 2 * items / tiles, own = items / tiles; /* of a tile; a warp's */
+    static constexpr int value_dims = DIM / value_blocks;
+    static constexpr int of_scale = own < 2 ? 1 : 2; /* items of values in a row that have the same scales */
 };
 
-__device__ __forceinline__ uint4 load_cells(uint32_t from)
+template <int ITEMS> struct piece {
+    uint4 cells[ITEMS];
+    uint32_t scales[8]; /* keys: of an item; values: of two slots each, slots 0..7 and 8..15 of the tile */
+};
+
+__device__ __forceinline__ uint4 load_cells(const char *from)
 {
     uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
     return x;
 }
 
-__device__ __forceinline__ uint32_t load_u16(uint32_t from)
+__device__ __forceinline__ uint32_t load_u16(const char *from)
 {
     uint16_t x;
-    asm volatile("ld.shared.u16 %0,[%1];" : "=h"(x) : "r"(from));
+    asm volatile("ld.global.u16 %0,[%1];" : "=h"(x) : "l"(from));
     return x;
 }
 
-__device__ __forceinline__ uint32_t load_u32(uint32_t from)
+__device__ __forceinline__ uint32_t load_u32(const char *from)
 {
     uint32_t x;
-    asm volatile("ld.shared.u32 %0,[%1];" : "=r"(x) : "r"(from));
+    asm volatile("ld.global.u32 %0,[%1];" : "=r"(x) : "l"(from));
     return x;
 }
 
-/* What places of a thread's items have in common, in bytes; the rest depends on the item's number alone.
- *
- * Keys: an item is 16 bytes of a row of a block, 16 slots x 1024 bytes. The upper 64 threads have the upper half of a tile's
- * blocks, or where there is but one, every other tile. With cells of two bytes eight threads in a row have two slots that differ
- * in bits 0 and 2, and so meet all banks when they write. An item becomes two chunks of an operand row (codes), or one, which
- * of an odd block is in the upper half of the row.
- * Values: an item is a lane's 16 bytes of a block of 512. A warp has a quarter of a tile's blocks, or where there are but two, a
- * block of two tiles. stmatrix writes 16 dimensions x 16 slots, each lane giving the address of a row. */
+/* Where a thread reads and writes, in bytes: the part that does not depend on the item. */
 struct lane_places {
-    uint32_t key_from, key_scales, key_to[2];
-    uint32_t value_from, value_scales, value_to, value_chunk;
-    int value_slot;
+    uint32_t from, scales;
+    uint32_t to[2]; /* keys: the two chunks; values: row, chunk */
+    int slot;
     uint32_t exponents; /* 0x64646464, in a register */
 };
 
-template <int DIM, enum kv_format FORMAT> struct items {
-    static constexpr int key_blocks = FORMAT == KV_INT8 ? DIM / 64 : DIM / 32, key_pair = key_blocks / 2;
-    static constexpr int value_blocks = FORMAT == KV_INT8 ? DIM / 32 : DIM / 16, value_own = value_blocks / 4;
-    static constexpr int of_tile = value_own ? value_own : 1; /* items of values that a warp has of one tile of 16 slots */
-    static constexpr int runs = DIM / KV_INT8_RUN, value_dims = DIM / value_blocks;
-
-    static __device__ constexpr int key_tile(int part, int i)
-    {
-        return key_pair ? part * 4 / layout<DIM, FORMAT>::parts + i / (key_pair ? key_pair : 1) : 2 * i;
-    }
-    static __device__ constexpr int key_block(int i) { return key_pair ? i % (key_pair ? key_pair : 1) : 0; }
-    static __device__ constexpr int value_tile(int part, int i) { return part * 4 / layout<DIM, FORMAT>::parts + i / of_tile; }
-};
-
-template <int DIM, enum kv_format FORMAT> __device__ __forceinline__ struct lane_places find_places(int thread)
+template <int DIM, enum kv_format FORMAT, bool VALUES> __device__ __forceinline__ struct lane_places find_places(int thread)
 {
-    typedef struct items<DIM, FORMAT> I;
+    typedef struct pieces<DIM, FORMAT> P;
     struct lane_places at;
-    const int upper = thread >> 6, bits = thread >> 2 & 15, c = thread & 3, warp = thread >> 5, lane = thread & 31;
-    const int block = upper * I::key_pair, tile = I::key_pair ? 0 : upper;
-    const int slot = FORMAT == KV_INT8 ? bits : (bits & 1) * 5 ^ (bits & 14), swizzle = slot & 7;
-    at.key_from = (tile * I::key_blocks + block) * 1024 + slot * 64 + c * 16;
-    at.key_scales = ((tile * 16 + slot) * I::runs + block) * 2;
-    const uint32_t row = (tile * 16 + slot) * 128;
-    if (FORMAT == KV_INT8) {
-        at.key_to[0] = row + block * PAGE * 128 + ((2 * c ^ swizzle) << 4);
-        at.key_to[1] = row + block * PAGE * 128 + ((2 * c + 1 ^ swizzle) << 4);
-    } else {
-        at.key_to[0] = row + block / 2 * PAGE * 128 + ((block % 2 * 4 + c ^ swizzle) << 4);
-        at.key_to[1] = at.key_to[0] ^ 64;
-    }
-    const int value_block = I::value_own ? warp * I::value_own : warp % 2, value_tile = I::value_own ? 0 : warp / 2 * 2;
-    at.value_from = (value_tile * I::value_blocks + value_block) * 512 + lane * 16;
-    at.value_slot = value_tile * 16 + 2 * c;
-    at.value_scales = (value_block / 2 * PAGE + at.value_slot) * 2;
-    at.value_to = (value_block * I::value_dims + (lane >> 3 & 1) * 8 + (lane & 7)) * 128;
-    at.value_chunk = (value_tile * 2 + (lane >> 4) ^ lane & 7) << 4;
+    const int bits = thread >> 2, c = thread & 3, warp = thread >> 5, lane = thread & 31;
     asm volatile("mov.b32 %0,0x64646464;" : "=r"(at.exponents));
+    if (VALUES) {
+        at.from = warp * P::own * 512 + lane * 16;
+        at.slot = 2 * c;
+        at.scales = PAGE * DIM + (warp * P::own / 2 * PAGE + at.slot) * 2;
+        at.to[0] = (warp * P::own * P::value_dims + (lane >> 3 & 1) * 8 + (lane & 7)) * 128;
+        at.to[1] = (lane >> 4 ^ lane & 7) << 4;
+        return at;
+    }
+    at.slot = FORMAT == KV_INT8 ? bits : (bits & 1) * 5 ^ (bits & 14);
+    at.from = at.slot * 64 + c * 16;
+    at.scales = PAGE * DIM + at.slot * P::runs * 2;
+    const int chunk = FORMAT == KV_INT8 ? 2 * c : c, other = FORMAT == KV_INT8 ? 2 * c + 1 : 4 + c;
+    at.to[0] = at.slot * 128 + ((chunk ^ at.slot & 7) << 4);
+    at.to[1] = at.slot * 128 + ((other ^ at.slot & 7) << 4);
     return at;
 }
 
-/* A piece from where it was loaded to. half: where the page's keys or values would begin. The two words of a tile's value scales
- * are divided among its items. */
-template <int DIM, enum kv_format FORMAT, bool VALUES, int PART, int ITEMS>
-__device__ __forceinline__ void read_piece(struct piece<ITEMS> *to, uint32_t half, const struct lane_places &at)
+/* Item i of a piece; half: the page's keys or values. */
+template <int DIM, enum kv_format FORMAT, bool VALUES, int ITEMS>
+__device__ __forceinline__ void load_item(struct piece<ITEMS> *to, const char *half, int part, int i,
+                                          const struct lane_places &at)
 {
-    typedef struct items<DIM, FORMAT> I;
-    const uint32_t cells = half + (VALUES ? at.value_from : at.key_from);
-    const uint32_t scales = half + PAGE * DIM + (VALUES ? at.value_scales : at.key_scales);
-#pragma unroll
-    for (int i = 0; i < ITEMS; i++)
-        to->cells[i] = load_cells(cells + (VALUES ? (I::value_tile(PART, i) * I::value_blocks + i % I::of_tile) * 512
-                                                  : (I::key_tile(PART, i) * I::key_blocks + I::key_block(i)) * 1024));
-#pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        if (FORMAT != KV_INT8) break;
-        if (!VALUES) {
-            to->scales[i] = load_u16(scales + (I::key_tile(PART, i) * 16 * I::runs + I::key_block(i)) * 2);
-        } else if (i % I::of_tile == 0) {
-            to->scales[i / I::of_tile * 2] = load_u32(scales + I::value_tile(PART, i) * 32);
-            to->scales[i / I::of_tile * 2 + 1] = load_u32(scales + I::value_tile(PART, i) * 32 + 16);
-        }
+    typedef struct pieces<DIM, FORMAT> P;
+    const char *cells = half + at.from + part * P::bytes, *scales = half + at.scales;
+    if (!VALUES) {
+        to->cells[i] = load_cells(cells + i * 1024);
+        if (FORMAT == KV_INT8)
+            to->scales[i] = load_u16(scales + part * P::tiles * 16 * P::runs * 2 +
+                                     (i / P::key_blocks * 16 * P::runs + i % P::key_blocks) * 2);
+        return;
     }
+    to->cells[i] = load_cells(cells + (i / P::own * P::value_blocks + i % P::own) * 512);
+    if (FORMAT != KV_INT8) return;
+    const int words = 2 / P::of_scale, run = i % P::own / 2, tile = i / P::own;
+#pragma unroll
+    for (int j = i * words; j < (i + 1) * words; j++)
+        to->scales[j] = load_u32(scales + part * P::tiles * 32 + run * PAGE * 2 + tile * 32 + j % 2 * 16);
 }
 
 __device__ __forceinline__ uint32_t mul_pair(uint32_t a, uint32_t b)
@@ -256,20 +246,22 @@ __device__ __forceinline__ void store_chunk(uint32_t to, uint32_t x0, uint32_t x
     asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
 
+/* tile: the piece's first row. */
 template <int DIM, enum kv_format FORMAT>
-__device__ __forceinline__ void unpack_key(uint4 x, uint32_t scale, int part, int i, uint32_t tile, const struct lane_places &at)
+__device__ __forceinline__ void unpack_key(uint4 x, uint32_t scale, int i, uint32_t tile, const struct lane_places &at)
 {
-    typedef struct items<DIM, FORMAT> I;
-    const uint32_t row = tile + I::key_tile(part, i) * 16 * 128;
+    typedef struct pieces<DIM, FORMAT> P;
+    const int block = i % P::key_blocks;
+    const uint32_t row = tile + i / P::key_blocks * 16 * 128;
     if (FORMAT == KV_INT8) {
-        const uint32_t to = row + I::key_block(i) * PAGE * 128, s = __byte_perm(scale, scale, 0x1010), e = at.exponents;
-        store_chunk(to + at.key_to[0], lower_codes(x.x, s, e), upper_codes(x.x, s, e), lower_codes(x.y, s, e),
+        const uint32_t to = row + block * PAGE * 128, s = __byte_perm(scale, scale, 0x1010), e = at.exponents;
+        store_chunk(to + at.to[0], lower_codes(x.x, s, e), upper_codes(x.x, s, e), lower_codes(x.y, s, e),
                     upper_codes(x.y, s, e));
-        store_chunk(to + at.key_to[1], lower_codes(x.z, s, e), upper_codes(x.z, s, e), lower_codes(x.w, s, e),
+        store_chunk(to + at.to[1], lower_codes(x.z, s, e), upper_codes(x.z, s, e), lower_codes(x.w, s, e),
                     upper_codes(x.w, s, e));
     } else {
-        store_chunk(row + I::key_block(i) / 2 * PAGE * 128 + at.key_to[I::key_block(i) % 2], pair_f16<FORMAT>(x.x),
-                    pair_f16<FORMAT>(x.y), pair_f16<FORMAT>(x.z), pair_f16<FORMAT>(x.w));
+        store_chunk(row + block / 2 * PAGE * 128 + at.to[block % 2], pair_f16<FORMAT>(x.x), pair_f16<FORMAT>(x.y),
+                    pair_f16<FORMAT>(x.z), pair_f16<FORMAT>(x.w));
     }
 }
 
@@ -297,16 +289,16 @@ template <enum kv_format FORMAT> __device__ __forceinline__ uint32_t select_pair
 template <int DIM, enum kv_format FORMAT, int ITEMS>
 __device__ __forceinline__ void select_values(struct piece<ITEMS> *p, int part, struct own_page own, const struct lane_places &at)
 {
-    typedef struct items<DIM, FORMAT> I;
+    typedef struct pieces<DIM, FORMAT> P;
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const int slot = at.value_slot + I::value_tile(part, i) * 16;
+        const int slot = at.slot + (part * P::tiles + i / P::own) * 16;
         if (FORMAT != KV_INT8) {
             uint4 *x = &p->cells[i];
             *x = make_uint4(select_pair<FORMAT>(x->x, slot, own), select_pair<FORMAT>(x->y, slot, own),
                             select_pair<FORMAT>(x->z, slot + 8, own), select_pair<FORMAT>(x->w, slot + 8, own));
-        } else if (i % I::of_tile == 0) {
-            uint32_t *words = &p->scales[i / I::of_tile * 2];
+        } else if (i % P::of_scale == 0) {
+            uint32_t *words = &p->scales[i / P::of_scale * 2];
             words[0] = select_pair<FORMAT>(words[0], slot, own);
             words[1] = select_pair<FORMAT>(words[1], slot + 8, own);
         }
@@ -320,36 +312,45 @@ __device__ __forceinline__ void store_fragments(uint32_t to, uint32_t a0, uint32
                  : "memory");
 }
 
-/* lower and upper: scales of the lane's slots in the lower and upper eight of the tile. */
+/* lower and upper: scales of the lane's slots in the lower and upper eight of the tile; chunk: of the piece's first tile. */
 template <int DIM, enum kv_format FORMAT>
-__device__ __forceinline__ void unpack_value(uint4 x, uint32_t lower, uint32_t upper, int part, int i, uint32_t tile,
-                                             const struct lane_places &at)
+__device__ __forceinline__ void unpack_value(uint4 x, uint32_t lower, uint32_t upper, int i, uint32_t rows, uint32_t chunk,
+                                             uint32_t exponents)
 {
-    typedef struct items<DIM, FORMAT> I;
-    const uint32_t to = tile + at.value_to + (at.value_chunk ^ I::value_tile(part, i) << 5) + i % I::of_tile * I::value_dims * 128;
+    typedef struct pieces<DIM, FORMAT> P;
+    const uint32_t to = rows + i % P::own * P::value_dims * 128 + (chunk ^ i / P::own << 5);
     if (FORMAT == KV_INT8) {
-        const uint32_t e = at.exponents;
-        store_fragments(to, lower_codes(x.x, lower, e), upper_codes(x.x, lower, e), lower_codes(x.y, upper, e),
-                        upper_codes(x.y, upper, e));
-        store_fragments(to + 16 * 128, lower_codes(x.z, lower, e), upper_codes(x.z, lower, e), lower_codes(x.w, upper, e),
-                        upper_codes(x.w, upper, e));
+        store_fragments(to, lower_codes(x.x, lower, exponents), upper_codes(x.x, lower, exponents),
+                        lower_codes(x.y, upper, exponents), upper_codes(x.y, upper, exponents));
+        store_fragments(to + 16 * 128, lower_codes(x.z, lower, exponents), upper_codes(x.z, lower, exponents),
+                        lower_codes(x.w, upper, exponents), upper_codes(x.w, upper, exponents));
     } else {
         store_fragments(to, pair_f16<FORMAT>(x.x), pair_f16<FORMAT>(x.y), pair_f16<FORMAT>(x.z), pair_f16<FORMAT>(x.w));
     }
 }
 
-template <int DIM, enum kv_format FORMAT, bool VALUES, int PART, int ITEMS>
-__device__ __forceinline__ void write_piece(struct piece<ITEMS> *p, uint32_t tile, const struct lane_places &at)
+/* Unpacks a piece to an operand tile; next: the half of the page that the next piece, next_part, is of; NULL: there is none. */
+template <int DIM, enum kv_format FORMAT, bool VALUES, int ITEMS>
+__device__ __forceinline__ void unpack_piece(struct piece<ITEMS> *p, int part, const char *next, int next_part, uint32_t tile,
+                                             const struct lane_places &at)
 {
-    const int of_tile = items<DIM, FORMAT>::of_tile;
+    typedef struct pieces<DIM, FORMAT> P;
+    const uint32_t rows = VALUES ? tile + at.to[0] : tile + part * P::tiles * 16 * 128;
+    const uint32_t chunk = at.to[1] ^ part * P::tiles << 5;
+    uint32_t lower = 0, upper = 0;
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const uint32_t *words = &p->scales[i / of_tile * 2];
-        if (VALUES)
-            unpack_value<DIM, FORMAT>(p->cells[i], FORMAT == KV_INT8 ? words[0] : 0, FORMAT == KV_INT8 ? words[1] : 0, PART, i,
-                                      tile, at);
-        else
-            unpack_key<DIM, FORMAT>(p->cells[i], FORMAT == KV_INT8 ? p->scales[i] : 0, PART, i, tile, at);
+        if (VALUES) {
+            if (FORMAT == KV_INT8 && i % P::of_scale == 0) {
+                lower = p->scales[i / P::of_scale * 2];
+                upper = p->scales[i / P::of_scale * 2 + 1];
+            }
+            unpack_value<DIM, FORMAT>(p->cells[i], lower, upper, i, rows, chunk, at.exponents);
+        } else {
+            unpack_key<DIM, FORMAT>(p->cells[i], p->scales[i], i, rows, at);
+        }
+        if (next) load_item<DIM, FORMAT, VALUES>(p, next, next_part, i, at);
+        __syncwarp(); /* keeps the compiler from gathering the loads at the end, where nothing hides their latency */
     }
 }
 
@@ -361,67 +362,35 @@ __device__ __forceinline__ void hand_over(struct barriers bars, int which, int p
     if ((threadIdx.x & 31) == 0) mbar_arrive(bar_at(bars, which, page));
 }
 
-struct producer {
-    const char *pages_base; /* of the KV head on page 0 */
-    size_t page_bytes;
-    const int32_t *pages;
-    int n_pages;
-    uint32_t shared;
-    struct barriers bars;
-    struct own_page own; /* n_slots 0: it is not among these pages */
-    struct lane_places at;
-};
-
-/* Piece i: of each page its keys, then its values. By one thread. */
-template <int DIM, enum kv_format FORMAT> __device__ __forceinline__ void load_piece(const struct producer *p, int i)
-{
-    typedef struct layout<DIM, FORMAT> L;
-    const int page = i / (2 * L::parts);
-    if (page >= p->n_pages) return;
-    const char *from = p->pages_base + (size_t)p->pages[page] * p->page_bytes + i % (2 * L::parts) * L::raw_bytes;
-    const uint32_t bar = bar_at(p->bars, RAW_FULL, i);
-    mbar_expect(bar, L::raw_bytes);
-    bulk_load(p->shared + L::raw + (i & 1) * L::raw_bytes, from, L::raw_bytes, bar);
-}
-
-/* Part of the keys or values of a page, to its operand tile. The place it was loaded to is loaded again once all have read. */
-template <int DIM, enum kv_format FORMAT, bool VALUES, int PART>
-__device__ __forceinline__ void unpack_piece(const struct producer *p, int page, int thread)
-{
-    typedef struct layout<DIM, FORMAT> L;
-    const int i = (page * 2 + VALUES) * L::parts + PART;
-    struct piece<L::items> now;
-    wait_full(p->bars, RAW_FULL, i);
-    read_piece<DIM, FORMAT, VALUES, PART>(&now, p->shared + L::raw + (i & 1) * L::raw_bytes - PART * L::raw_bytes, p->at);
-    named_barrier(BARRIER_PRODUCERS);
-    if (thread == 0) load_piece<DIM, FORMAT>(p, i + RAW_STAGES);
-    if (VALUES && p->own.n_slots && page == p->n_pages - 1) select_values<DIM, FORMAT>(&now, PART, p->own, p->at);
-    if (PART == 0) wait_empty(p->bars, VALUES ? VALUES_EMPTY : KEYS_EMPTY, page);
-    write_piece<DIM, FORMAT, VALUES, PART>(&now, p->shared + (VALUES ? L::values : L::keys) + (page & 1) * L::tile_bytes, p->at);
-    if (PART == L::parts - 1) hand_over(p->bars, VALUES ? VALUES_FULL : KEYS_FULL, page);
-}
-
-template <int DIM, enum kv_format FORMAT>
-__device__ __forceinline__ void produce(const struct prefill_call &c, const struct work &w, char *shared, struct barriers bars,
+template <int DIM, enum kv_format FORMAT, bool VALUES>
+__device__ __forceinline__ void produce(const struct prefill_call &p, const struct work &w, char *shared, struct barriers bars,
                                         int thread)
 {
     typedef struct layout<DIM, FORMAT> L;
-    struct producer p;
-    p.pages_base = kv_page_keys(c.kv, 0, w.kv_head, FORMAT, DIM);
-    p.page_bytes = c.kv.page_bytes;
-    p.pages = w.tile.pages + w.page_first;
-    p.n_pages = w.pages;
-    p.shared = shared_address(shared);
-    p.bars = bars;
-    p.own = {w.has_last ? w.tile.rows : 0, shared + L::broken};
-    p.at = find_places<DIM, FORMAT>(thread);
-    if (thread == 0)
-        for (int i = 0; i < RAW_STAGES; i++) load_piece<DIM, FORMAT>(&p, i);
+    typedef struct pieces<DIM, FORMAT> P;
+    if (!w.pages) return;
+    const uint32_t tiles = shared_address(shared + (VALUES ? L::values : L::keys));
+    const struct lane_places at = find_places<DIM, FORMAT, VALUES>(thread);
+    const int32_t *pages = w.tile.pages + w.page_first;
+    struct piece<P::items> now;
+    const char *half = kv_page_keys(p.kv, pages[0], w.kv_head, FORMAT, DIM) + (VALUES ? L::half_bytes : 0);
+#pragma unroll
+    for (int i = 0; i < P::items; i++) load_item<DIM, FORMAT, VALUES>(&now, half, 0, i, at);
     for (int page = 0; page < w.pages; page++) {
-        unpack_piece<DIM, FORMAT, false, 0>(&p, page, thread);
-        if (L::parts == 2) unpack_piece<DIM, FORMAT, false, 1>(&p, page, thread);
-        unpack_piece<DIM, FORMAT, true, 0>(&p, page, thread);
-        if (L::parts == 2) unpack_piece<DIM, FORMAT, true, 1>(&p, page, thread);
+        const char *next = nullptr;
+        if (page + 1 < w.pages)
+            next = kv_page_keys(p.kv, pages[page + 1], w.kv_head, FORMAT, DIM) + (VALUES ? L::half_bytes : 0);
+        const struct own_page own = {w.has_last && page == w.pages - 1 ? w.tile.rows : 0, shared + L::broken};
+        wait_empty(bars, VALUES ? VALUES_EMPTY : KEYS_EMPTY, page);
+#pragma unroll 1
+        for (int part = 0; part < P::parts; part++) {
+            const bool last = part == P::parts - 1;
+            if (VALUES && own.n_slots) select_values<DIM, FORMAT>(&now, part, own, at);
+            unpack_piece<DIM, FORMAT, VALUES>(&now, part, last ? next : half, last ? 0 : part + 1,
+                                              tiles + (page & 1) * L::tile_bytes, at);
+        }
+        hand_over(bars, VALUES ? VALUES_FULL : KEYS_FULL, page);
+        half = next;
     }
 }
 
@@ -450,20 +419,20 @@ __device__ __forceinline__ void load_queries(const struct prefill_call &p, const
     }
 }
 
-template <int DIM> __device__ __forceinline__ void start_scores(float (&s)[32], uint64_t queries, uint64_t keys)
+template <int DIM> __device__ __forceinline__ void start_scores(float (&s)[32], uint32_t queries, uint32_t keys)
 {
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
         const int at = (k / 4 * PAGE * 128 >> 4) + k % 4 * 2;
-        wgmma_shared(s, queries + at, keys + at, k > 0);
+        wgmma_shared(s, queries, keys, at, k > 0);
     }
     wgmma_commit();
 }
 
-template <int DIM> __device__ __forceinline__ void start_outputs(struct state<DIM> *t, const uint32_t (&probs)[4][4], uint64_t values)
+template <int DIM> __device__ __forceinline__ void start_outputs(struct state<DIM> *t, const uint32_t (&probs)[4][4], uint32_t values)
 {
 #pragma unroll
-    for (int k = 0; k < 4; k++) wgmma_registers(t->o, probs[k], values + k * 2);
+    for (int k = 0; k < 4; k++) wgmma_registers(t->o, probs[k], values, k * 2);
     wgmma_commit();
 }
 
@@ -540,7 +509,7 @@ __device__ __forceinline__ void consume(const struct prefill_call &p, const stru
     named_barrier(BARRIER_QUERIES + consumer);
 
     const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
-    const uint64_t queries = wgmma_tile(shared_address(own_queries)), keys = wgmma_tile(shared_address(shared + L::keys)),
+    const uint32_t queries = wgmma_tile(shared_address(own_queries)), keys = wgmma_tile(shared_address(shared + L::keys)),
                    values = wgmma_tile(shared_address(shared + L::values));
     float s[32], shrink[2];
     uint32_t probs[4][4];
@@ -666,7 +635,7 @@ __device__ __forceinline__ void prepare(char *shared, int barriers_at, int broke
         const struct barriers bars = {shared_address(shared + barriers_at)};
         for (int i = 0; i < BARRIERS; i++) {
             const bool by_consumers = i / 2 * 2 == KEYS_EMPTY || i / 2 * 2 == VALUES_EMPTY;
-            mbar_init(bars.first + i * 8, i >= RAW_FULL ? 1 : (by_consumers ? heads : 1) * GROUP / 32);
+            mbar_init(bars.first + i * 8, (by_consumers ? heads * GROUP : TEAM) / 32);
         }
         mbar_init_fence();
     }
@@ -698,7 +667,10 @@ __global__ static void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1) wgmma_kernel
     const int group = __shfl_sync(~0u, threadIdx.x / GROUP, 0); /* so that the compiler knows that a warp has one */
     if (group == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        produce<DIM, FORMAT>(p, w, shared, bars, thread);
+        if (__shfl_sync(~0u, thread / TEAM, 0))
+            produce<DIM, FORMAT, true>(p, w, shared, bars, thread % TEAM);
+        else
+            produce<DIM, FORMAT, false>(p, w, shared, bars, thread);
         cluster_barrier();
         cluster_barrier();
         return;

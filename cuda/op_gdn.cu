@@ -1,8 +1,10 @@
-/* op_gdn: sizes, and prefill for any shape and card. Decode is in op_gdn_decode.cu, the fast prefill in op_gdn_prefill.cu.
+/* op_gdn: sizes, and prefill for any shape and card. Decode is in op_gdn_decode.cu, the fast prefill in
+ * op_gdn_prefill.cu.
  *
- * Prefill here is plain: a kernel for convolution, norms and gates of every row; one that walks the chunks of a segment for 16
- * columns of a head's state, as the head of kern_cpu_gdn.c has it (exponents are sums of their own, forward substitution);
- * one for the gated norm. All sums are chains in ascending order, and a row meets earlier rows only.
+ * Prefill here is plain: a kernel for convolution, norms and gates of every row; one that walks the chunks of a
+ * segment for 16 columns of a head's state, as the head of kern_cpu_gdn.c has it (exponents are sums of their own,
+ * forward substitution); one for the gated norm. All sums are chains in ascending order, and a row meets earlier
+ * rows only.
  *
  * Scratch: per prefill row its channels after convolution (v becomes o), g and beta. */
 #include "op_gdn.cuh"
@@ -11,9 +13,10 @@ enum { COLUMNS = 16, CHUNK = KERN_GDN_CHUNK, PITCH = CHUNK + 1, PLAIN_THREADS = 
 
 const char *op_gdn_unsupported(const struct kern_gdn_shape *s)
 {
-    if (s->k_dim % 16 || s->v_dim % 16 || s->k_dim < 16 || s->v_dim < 16) return "head dimensions must be multiples of 16";
-    if (s->k_dim > 256 || s->v_dim > 256) return "head dimensions are limited to 256";
     if (s->k_heads < 1 || s->v_heads < 1 || s->v_heads % s->k_heads) return "value heads must share key heads evenly";
+    if (s->k_dim % 16 || s->v_dim % 16 || s->k_dim < 16 || s->v_dim < 16)
+        return "head dimensions must be multiples of 16";
+    if (s->k_dim > 256 || s->v_dim > 256) return "head dimensions are limited to 256";
     if (s->conv_width < 2 || s->conv_width > 8) return "the convolution must be 2 to 8 wide";
     return NULL;
 }
@@ -51,7 +54,8 @@ static __global__ void __launch_bounds__(PLAIN_THREADS) plain_rows(const struct 
     pdl_go();
     pdl_wait();
     const struct kern_gdn_shape &s = a.s;
-    const int row = a.split.decode + blockIdx.x, channels = gdn_channels(&s), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = a.split.decode + blockIdx.x, channels = gdn_channels(&s), warp = threadIdx.x / 32,
+              lane = threadIdx.x % 32;
     const struct device_segment g = a.segments[a.row[row].segment];
     const int t = row - g.row_first;
     const float *ring = gdn_state(a, g.slot) + gdn_matrix_floats(&s);
@@ -71,7 +75,8 @@ static __global__ void __launch_bounds__(PLAIN_THREADS) plain_rows(const struct 
             squares = fmaf(y, y, squares);
         }
         if (!key) continue;
-        const float scale = gdn_inverse_length(gdn_warp_sum(squares)) * (h < s.k_heads ? gdn_inverse_root((float)s.k_dim) : 1.0f);
+        const float scale =
+            gdn_inverse_length(gdn_warp_sum(squares)) * (h < s.k_heads ? gdn_inverse_root((float)s.k_dim) : 1.0f);
         for (int i = first + lane; i < first + n; i += 32) to[i] *= scale;
     }
     const float *gates = a.in + (size_t)row * gdn_width(&s) + channels + s.v_heads * s.v_dim;
@@ -202,7 +207,8 @@ static __global__ void __launch_bounds__(PLAIN_THREADS) plain_chunks(const struc
         __syncthreads();
     }
     for (int e = threadIdx.x; e < s.k_dim * COLUMNS; e += PLAIN_THREADS) state[e] = x->state[e % s.k_dim][e / s.k_dim];
-    gdn_advance_ring(a, g, slot + gdn_matrix_floats(&s), blockIdx.x * PLAIN_THREADS + threadIdx.x, gridDim.x * PLAIN_THREADS);
+    gdn_advance_ring(a, g, slot + gdn_matrix_floats(&s), blockIdx.x * PLAIN_THREADS + threadIdx.x,
+                     gridDim.x * PLAIN_THREADS);
 }
 
 /* ---- gated norm ---- */
@@ -244,7 +250,8 @@ static void prefill_plain(const struct op_context *c, const struct gdn_call *cal
 }
 
 void op_gdn_prefill(const struct op_context *c, const struct device_batch *b, const struct kern_gdn_shape *s,
-                    const struct kern_gdn_weights *w, struct kern_gdn_memory m, const float *in, void *scratch, void *o_act)
+                    const struct kern_gdn_weights *w, struct kern_gdn_memory m, const float *in, void *scratch,
+                    void *o_act)
 {
     struct gdn_call call = {};
     call.s = *s;

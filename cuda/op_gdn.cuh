@@ -1,11 +1,12 @@
 /* op_gdn.cuh: what the kernels of op_gdn share: memory of a slot, rows, elementwise functions, chunks.
  *
- * State of a slot: matrices [v_heads][v_dim][k_dim], then a ring of the last conv_width raw rows (channels only): position p
- * lies at row p mod conv_width. A decode row at p reads p - conv_width + 1 .. p - 1 and writes p, which is none of those rows, so
- * blocks that share channels need no order among them; and the bytes depend on the sequence only.
+ * State of a slot: matrices [v_heads][v_dim][k_dim], then a ring of the last conv_width raw rows (channels only):
+ * position p lies at row p mod conv_width. A decode row at p reads p - conv_width + 1 .. p - 1 and writes p, which
+ * is none of those rows, so blocks that share channels need no order among them; and the bytes depend on the
+ * sequence only.
  *
- * Replay memory of a slot: the position of the first draft (64 bytes), then rows of channels, b and a: the conv_width - 1 rows
- * before the first draft, and the drafts. A replay reads nothing of the ring, which it writes. */
+ * Replay memory of a slot: the position of the first draft (64 bytes), then rows of channels, b and a: the
+ * conv_width - 1 rows before the first draft, and the drafts. A replay reads nothing of the ring, which it writes. */
 #ifndef TANDEM_OP_GDN_CUH
 #define TANDEM_OP_GDN_CUH
 
@@ -32,6 +33,8 @@ struct gdn_call {
     char *scratch;
     void *o_act;
 };
+
+#define GDN_QUERY_SCALE 0.08838834764831845f /* 1 / sqrt(128), of the fast kernels */
 
 /* The fast kernels' shapes. The parity of v_heads keeps raw rows aligned to 16 bytes. */
 static inline bool gdn_fast_shape(const struct kern_gdn_shape *s)
@@ -112,7 +115,8 @@ __device__ __forceinline__ float gdn_sigmoid(float x) { return gdn_reciprocal(1.
 
 __device__ __forceinline__ float gdn_silu(float x) { return __fmul_rn(x, gdn_sigmoid(x)); }
 
-/* g of a row of a head. Exact to a few units where softplus is tiny as well: sums of g over a chunk become exponents. */
+/* g of a row of a head. Exact to a few units where softplus is tiny as well: sums of g over a chunk become
+ * exponents. */
 __device__ __forceinline__ float gdn_log_decay(float a, float x) { return a * (x > 20.0f ? x : log1pf(expf(x))); }
 
 __device__ __forceinline__ float gdn_warp_sum(float x)
@@ -132,16 +136,22 @@ __device__ __forceinline__ float4 gdn_silu4(float4 x)
     return make_float4(gdn_silu(x.x), gdn_silu(x.y), gdn_silu(x.z), gdn_silu(x.w));
 }
 
-__device__ __forceinline__ float4 gdn_scale4(float4 x, float by) { return make_float4(x.x * by, x.y * by, x.z * by, x.w * by); }
+__device__ __forceinline__ float4 gdn_scale4(float4 x, float by)
+{
+    return make_float4(x.x * by, x.y * by, x.z * by, x.w * by);
+}
 
-__device__ __forceinline__ float gdn_square4(float4 x) { return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, x.x * x.x))); }
+__device__ __forceinline__ float gdn_square4(float4 x)
+{
+    return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, x.x * x.x)));
+}
 
 /* Factor of l2norm. */
 __device__ __forceinline__ float gdn_inverse_length(float squares) { return gdn_inverse_root(squares + 1e-6f); }
 
 /* Raw row t of a prefill segment, t < 0: before it; NULL before the sequence. */
-__device__ __forceinline__ const float *gdn_raw_row(const struct gdn_call &a, const struct device_segment &g, const float *ring,
-                                                    int t)
+__device__ __forceinline__ const float *gdn_raw_row(const struct gdn_call &a, const struct device_segment &g,
+                                                    const float *ring, int t)
 {
     if (t >= 0) return a.in + (size_t)(g.row_first + t) * gdn_width(&a.s);
     const int position = g.position_first + t;
@@ -149,8 +159,8 @@ __device__ __forceinline__ const float *gdn_raw_row(const struct gdn_call &a, co
 }
 
 /* The ring after a prefill segment, by threads 0 .. threads of the grid. */
-__device__ __forceinline__ void gdn_advance_ring(const struct gdn_call &a, const struct device_segment &g, float *ring, int thread,
-                                                 int threads)
+__device__ __forceinline__ void gdn_advance_ring(const struct gdn_call &a, const struct device_segment &g, float *ring,
+                                                 int thread, int threads)
 {
     const int channels = gdn_channels(&a.s), n = min(g.rows, a.s.conv_width);
     for (int t = g.rows - n; t < g.rows; t++) {

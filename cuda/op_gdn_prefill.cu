@@ -1,122 +1,21 @@
-/* op_gdn_prefill: chunks of 64 rows for heads of 128 x 128, by matrix instructions (sm_90). Four kernels for up to GDN_WINDOW
- * chunks; a longer prompt takes several rounds, which give the same bits as one.
+/* op_gdn_prefill: chunks of 64 rows for heads of 128 x 128, by matrix instructions (sm_90). Four kernels for up to
+ * GDN_WINDOW chunks; a longer prompt takes several rounds, which give the same bits as one.
  *
  *   prepare_keys    a block for a chunk and a key head: convolution, norms, the scores K K^T and Q K^T
- *   prepare_values  a block for a chunk and a value head: convolution, gates, T = (I + strictly lower(beta D K K^T))^-1, and
- *                   W = T diag(beta p) K, U = T diag(beta) V, P = D Q K^T; D are the decays between rows, p those from the start
- *   advance         chunks in order; a warp has 16 columns of a head's state, S^T as accumulators (float32) in registers:
- *                       V^T = U^T - S^T W^T,   O^T = p S^T Q^T + V^T P^T,   S^T = p_last S^T + (V decayed to the end)^T K
- *                   Accumulators have the layout of the next product's first operand, so a warp needs no exchange. The second
- *                   operands are the same for all columns; they lie in scratch in the order of fragments, and a warp of the block
- *                   copies them through a ring in shared memory.
+ *   prepare_values  a block for a chunk and a value head: convolution, gates, T = (I + A)^-1 where A is the strictly
+ *                   lower part of beta D K K^T, then W = T diag(beta p) K, U = T diag(beta) V, P = D Q K^T;
+ *                   D are the decays between rows, p those from the start
+ *   advance         V = U - W S, O = p Q S + P V, S = p_last S + K^T (V decayed to the end), chunk after chunk
  *   finish          gated norm
  *
- * A factor x of a product is a pair of bfloat16, hi + lo = x (1 + 2^-16); products are hi hi + hi lo + lo hi, added in float32.
- * The triangular inverse and the state itself are float32. D's exponents are sums of their own (kern_cpu_gdn.c says why).
- * Rows behind a segment's end are zeros with g = 0 and beta = 0: they add zeros, and the last row's decays are the chunk's.
- * Rows of one chunk of one sequence do meet later ones times zero, so a NaN spreads over its own chunk; no one else reads it.
- *
- * Scratch of a chunk: by key head Q (32 KiB), K (32) and scores (32), by value head W (32), U, later O (32), P (16), p and decays
- * to the end (0.5). A fragment block is 32 lanes x {hi, lo of elements 0 and 1, hi, lo of elements 8 and 9 of the lane's 16}. */
-#include "op_gdn.cuh"
+ * A factor x of a product is a pair of bfloat16, hi + lo = x (1 + 2^-16); products are hi hi + hi lo + lo hi, added in
+ * float32. The triangular inverse and the state itself are float32. D's exponents are sums of their own
+ * (kern_cpu_gdn.c says why). Rows behind a segment's end are zeros with g = 0 and beta = 0: they add zeros, and the
+ * last row's decays are the chunk's. Rows of one chunk of one sequence do meet later ones times zero, so a NaN spreads
+ * over its own chunk; no one else reads it. */
+#include "op_gdn_chunk.cuh"
 
-enum { THREADS = 256, WARPS = 8, DIM = 128, CHUNK = KERN_GDN_CHUNK, TAPS = 4, BLOCK_BYTES = 512 };
-
-/* Where things lie in a chunk's scratch. */
-static __device__ __forceinline__ char *chunk_memory(const struct gdn_call &a, int chunk)
-{
-    return a.scratch + (size_t)chunk * gdn_chunk_bytes(&a.s);
-}
-static __device__ __forceinline__ char *q_memory(char *chunk, int k_head) { return chunk + (size_t)k_head * 98304; }
-static __device__ __forceinline__ char *k_memory(char *chunk, int k_head) { return q_memory(chunk, k_head) + 32768; }
-static __device__ __forceinline__ float4 *score_memory(char *chunk, int k_head) { return (float4 *)(q_memory(chunk, k_head) + 65536); }
-static __device__ __forceinline__ char *w_memory(const struct gdn_call &a, char *chunk, int head)
-{
-    return chunk + (size_t)a.s.k_heads * 98304 + (size_t)head * (81920 + 512);
-}
-static __device__ __forceinline__ char *u_memory(const struct gdn_call &a, char *chunk, int head) { return w_memory(a, chunk, head) + 32768; }
-static __device__ __forceinline__ char *p_memory(const struct gdn_call &a, char *chunk, int head) { return w_memory(a, chunk, head) + 65536; }
-static __device__ __forceinline__ float *decay_memory(const struct gdn_call &a, char *chunk, int head)
-{
-    return (float *)(w_memory(a, chunk, head) + 81920);
-}
-
-/* Chunks of segments before `segment`, by a whole warp. */
-static __device__ __forceinline__ int chunks_before(const struct gdn_call &a, int segment)
-{
-    int n = 0;
-    for (int i = threadIdx.x % 32; i < segment; i += 32) n += (a.segments[i].rows + CHUNK - 1) / CHUNK;
-#pragma unroll
-    for (int m = 16; m; m >>= 1) n += __shfl_xor_sync(~0u, n, m);
-    return n;
-}
-
-/* The segment that has chunk `chunk` of the batch, -1 when there is none; *in_segment: which of its chunks. */
-static __device__ __forceinline__ int find_chunk(const struct gdn_call &a, int chunk, int *in_segment)
-{
-    const int lane = threadIdx.x % 32;
-    for (int base = 0; base < a.n_segments; base += 32) {
-        const int n = base + lane < a.n_segments ? (a.segments[base + lane].rows + CHUNK - 1) / CHUNK : 0;
-        int end = n;
-#pragma unroll
-        for (int m = 1; m < 32; m <<= 1) {
-            const int before = __shfl_up_sync(~0u, end, m);
-            if (lane >= m) end += before;
-        }
-        const unsigned behind = __ballot_sync(~0u, end > chunk);
-        if (behind) {
-            const int at = __ffs(behind) - 1;
-            *in_segment = chunk - __shfl_sync(~0u, end - n, at);
-            return base + at;
-        }
-        chunk -= __shfl_sync(~0u, end, 31);
-    }
-    return -1;
-}
-
-/* ---- pairs of bfloat16 ---- */
-
-static __device__ __forceinline__ void split_pair(float x0, float x1, uint32_t *hi, uint32_t *lo)
-{
-    const __nv_bfloat162 h = __floats2bfloat162_rn(x0, x1);
-    const uint32_t bits = *(const uint32_t *)&h;
-    const __nv_bfloat162 l = __floats2bfloat162_rn(x0 - __uint_as_float(bits << 16), x1 - __uint_as_float(bits & 0xffff0000u));
-    *hi = bits;
-    *lo = *(const uint32_t *)&l;
-}
-
-/* A first operand, 16 x 16. */
-struct fragment {
-    uint32_t hi[4], lo[4];
-};
-
-/* From accumulators of two neighbouring tiles. */
-static __device__ __forceinline__ struct fragment fragment_of(const float *c0, const float *c1)
-{
-    struct fragment f;
-    split_pair(c0[0], c0[1], &f.hi[0], &f.lo[0]);
-    split_pair(c0[2], c0[3], &f.hi[1], &f.lo[1]);
-    split_pair(c1[0], c1[1], &f.hi[2], &f.lo[2]);
-    split_pair(c1[2], c1[3], &f.hi[3], &f.lo[3]);
-    return f;
-}
-
-/* From two blocks of second-operand form, of rows 0..7 and 8..15. */
-static __device__ __forceinline__ struct fragment fragment_of_blocks(uint4 x, uint4 y)
-{
-    return (struct fragment){{x.x, y.x, x.z, y.z}, {x.y, y.y, x.w, y.w}};
-}
-
-/* c[i] += a b[i] for n tiles; the three products go over all tiles in turn, so that none waits for the one before. */
-template <int N> static __device__ __forceinline__ void multiply(float (*c)[4], const struct fragment &a, const uint4 *b)
-{
-#pragma unroll
-    for (int i = 0; i < N; i++) mma_bf16(c[i], a.hi[0], a.hi[1], a.hi[2], a.hi[3], b[i].x, b[i].z);
-#pragma unroll
-    for (int i = 0; i < N; i++) mma_bf16(c[i], a.hi[0], a.hi[1], a.hi[2], a.hi[3], b[i].y, b[i].w);
-#pragma unroll
-    for (int i = 0; i < N; i++) mma_bf16(c[i], a.lo[0], a.lo[1], a.lo[2], a.lo[3], b[i].x, b[i].z);
-}
+enum { THREADS = 256, WARPS = 8, TAPS = 4 };
 
 /* ---- prepare ---- */
 
@@ -139,11 +38,14 @@ static __device__ __forceinline__ int cell(int i, int j) { return i * CHUNK + (j
 
 /* Blocks are stored with lanes turned by the block's number where the convolution writes them. */
 static __device__ __forceinline__ int turned_lane(int block, int lane) { return block * 32 + (lane ^ (block & 7)); }
-static __device__ __forceinline__ int key_place(int kb, int tile, int lane) { return (kb * 8 + tile) * 32 + (lane ^ kb); }
+static __device__ __forceinline__ int key_place(int kb, int tile, int lane)
+{
+    return (kb * 8 + tile) * 32 + (lane ^ kb);
+}
 
 /* Rows 8 warp .. + 8 of the chunk after convolution, channels first + 4 lane .. + 4; zeros from row n on. */
-static __device__ __forceinline__ void convolve(const struct gdn_call &a, const struct device_segment &g, const float *ring, int t0,
-                                                int n, int first, float4 *y)
+static __device__ __forceinline__ void convolve(const struct gdn_call &a, const struct device_segment &g,
+                                                const float *ring, int t0, int n, int first, float4 *y)
 {
     const int warp = threadIdx.x / 32, channel = first + 4 * (threadIdx.x % 32), channels = gdn_channels(&a.s);
     float4 x[8 + TAPS - 1], w[TAPS];
@@ -202,8 +104,8 @@ static __device__ __forceinline__ void store_turned(const float4 *y, uint4 *to)
     }
 }
 
-static __device__ __forceinline__ void prepare_gates(const struct gdn_call &a, const struct device_segment &g, int t0, int n, int head,
-                                                     struct values_shared *x)
+static __device__ __forceinline__ void prepare_gates(const struct gdn_call &a, const struct device_segment &g, int t0,
+                                                     int n, int head, struct values_shared *x)
 {
     const int i = threadIdx.x, width = gdn_width(&a.s);
     if (i >= CHUNK) return;
@@ -239,16 +141,16 @@ static __device__ __forceinline__ void prepare_decays(struct values_shared *x)
     float sum = decay_sum(x->g, j + 1, first, first);
     if (first + 16 > (j & 32)) {
 #pragma unroll
-    for (int i = 0; i < 16; i += 4) {
-        const float4 four = *(const float4 *)(x->g + first + i);
-        const float g[4] = {four.x, four.y, four.z, four.w};
+        for (int i = 0; i < 16; i += 4) {
+            const float4 four = *(const float4 *)(x->g + first + i);
+            const float g[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int r = first + i + e;
-            sum += r > j ? g[e] : 0.0f;
-            x->decay[cell(r, j)] = gdn_exp(sum); /* above the diagonal never used */
+            for (int e = 0; e < 4; e++) {
+                const int r = first + i + e;
+                sum += r > j ? g[e] : 0.0f;
+                x->decay[cell(r, j)] = gdn_exp(sum); /* above the diagonal never used */
+            }
         }
-    }
     }
     if (threadIdx.x < CHUNK) x->from_start[j] = gdn_exp(decay_sum(x->g, 0, j + 1, CHUNK));
 }
@@ -271,7 +173,8 @@ static __device__ __forceinline__ void score(const uint4 *rows, const uint4 *key
 }
 
 /* sum over k from first to end of left[row][k] right[k][column .. + 4] */
-static __device__ __forceinline__ float4 invert_product(const float *left, const float *right, int row, int column, int first, int end)
+static __device__ __forceinline__ float4 invert_product(const float *left, const float *right, int row, int column,
+                                                        int first, int end)
 {
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 2
@@ -285,8 +188,9 @@ static __device__ __forceinline__ float4 invert_product(const float *left, const
     return sum;
 }
 
-/* T = (I + A)^-1. Diagonal blocks of 16 by substitution, a lane a column. Then, of two inverted blocks on the diagonal with A's block
- * B below the first, the inverse's block is -T_2 B T_1: for blocks of 16, then of 32. A warp has 8 rows and 16 columns. */
+/* T = (I + A)^-1. Diagonal blocks of 16 by substitution, a lane a column. Then, of two inverted blocks on the
+ * diagonal with A's block B below the first, the inverse's block is -T_2 B T_1: for blocks of 16, then of 32. A warp
+ * has 8 rows and 16 columns. */
 static __device__ __forceinline__ void invert(const float *A, float *T, float *temporary)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -309,13 +213,15 @@ static __device__ __forceinline__ void invert(const float *A, float *T, float *t
         if (warp < 4) *(float4 *)&temporary[cell(row, at + quad)] = invert_product(A, T, row, at + quad, at, at + 16);
         __syncthreads();
         if (warp < 4)
-            *(float4 *)&T[cell(row, at + quad)] = gdn_scale4(invert_product(T, temporary, row, at + quad, at + 16, at + 32), -1.0f);
+            *(float4 *)&T[cell(row, at + quad)] =
+                gdn_scale4(invert_product(T, temporary, row, at + quad, at + 16, at + 32), -1.0f);
         __syncthreads();
     }
     const int half = warp % 2 * 16, row = 32 + warp / 2 * 8 + lane / 4;
     *(float4 *)&temporary[cell(row, half + quad)] = invert_product(A, T, row, half + quad, half, 32);
     __syncthreads();
-    *(float4 *)&T[cell(row, half + quad)] = gdn_scale4(invert_product(T, temporary, row, half + quad, 32, warp < 4 ? 48 : 64), -1.0f);
+    *(float4 *)&T[cell(row, half + quad)] =
+        gdn_scale4(invert_product(T, temporary, row, half + quad, 32, warp < 4 ? 48 : 64), -1.0f);
     __syncthreads();
 }
 
@@ -374,8 +280,8 @@ static __device__ __forceinline__ void prepare_u(const uint4 *t, const struct va
     float acc[8][4] = {};
 #pragma unroll
     for (int jb = 0; jb < 4; jb++) {
-        const struct fragment f =
-            fragment_of_blocks(x->v[turned_lane(jb * 16 + 2 * warp, lane)], x->v[turned_lane(jb * 16 + 2 * warp + 1, lane)]);
+        const struct fragment f = fragment_of_blocks(x->v[turned_lane(jb * 16 + 2 * warp, lane)],
+                                                     x->v[turned_lane(jb * 16 + 2 * warp + 1, lane)]);
 #pragma unroll
         for (int tile = 2 * jb; tile < 8; tile += 2) {
             const uint4 b[2] = {t[(jb * 8 + tile) * 32 + lane], t[(jb * 8 + tile + 1) * 32 + lane]};
@@ -383,11 +289,13 @@ static __device__ __forceinline__ void prepare_u(const uint4 *t, const struct va
         }
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) to[(warp * 8 + i) * 32 + lane] = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+    for (int i = 0; i < 8; i++)
+        to[(warp * 8 + i) * 32 + lane] = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
 }
 
 /* P from the scores of queries, and A from those of keys (in place of D, once all have read it). */
-static __device__ __forceinline__ void apply_decays(struct values_shared *x, int m, bool queries, float (*acc)[4], uint4 *p_to)
+static __device__ __forceinline__ void apply_decays(struct values_shared *x, int m, bool queries, float (*acc)[4],
+                                                    uint4 *p_to)
 {
     const int lane = threadIdx.x % 32;
     const float by[2] = {queries ? 1.0f : x->beta[16 * m + lane / 4], queries ? 1.0f : x->beta[16 * m + lane / 4 + 8]};
@@ -449,7 +357,7 @@ static __global__ void __launch_bounds__(THREADS, 2) prepare_keys(const struct g
 
     float4 y[8];
     convolve(a, g, ring, t0, n, k_head * DIM, y);
-    normalize(y, 0.08838834764831845f);
+    normalize(y, GDN_QUERY_SCALE);
     store_rows(y, x->q);
     convolve(a, g, ring, t0, n, (a.s.k_heads + k_head) * DIM, y);
     normalize(y, 1.0f);
@@ -525,7 +433,8 @@ static __global__ void __launch_bounds__(THREADS, 2) prepare_values(const struct
     float acc[8][4];
     const float4 *scores = score_memory(chunk, k_head) + (queries * 4 + m) * 256 + lane;
 #pragma unroll
-    for (int tile = 0; tile < 8; tile++) *(float4 *)acc[tile] = tile < 2 * m + 2 ? scores[tile * 32] : make_float4(0, 0, 0, 0);
+    for (int tile = 0; tile < 8; tile++)
+        *(float4 *)acc[tile] = tile < 2 * m + 2 ? scores[tile * 32] : make_float4(0, 0, 0, 0);
     prepare_decays(x);
     __syncthreads();
     float *decays = decay_memory(a, chunk, head);
@@ -544,222 +453,6 @@ static __global__ void __launch_bounds__(THREADS, 2) prepare_values(const struct
     prepare_w(x->T, x, (uint4 *)w_memory(a, chunk, head));
     __syncthreads();
     prepare_u(split, x, (float4 *)u_memory(a, chunk, head));
-}
-
-/* ---- advance ---- */
-
-enum { PIECES = 8, STAGES = 12, STAGE_BYTES = 16384 + 512, COLUMN_WARPS = 4, ADVANCE_THREADS = 32 * (COLUMN_WARPS + 1), SLICES = 2 };
-
-struct advance_shared {
-    char stages[STAGES][STAGE_BYTES];
-    uint64_t full[STAGES], empty[STAGES];
-};
-
-static __device__ __forceinline__ void init_barriers(struct advance_shared *x)
-{
-#if __CUDA_ARCH__ >= 900
-    for (int i = 0; i < STAGES; i++) {
-        mbar_init(shared_address(&x->full[i]), 1);
-        mbar_init(shared_address(&x->empty[i]), COLUMN_WARPS);
-    }
-    mbar_init_fence();
-#else
-    (void)x;
-    __trap(); /* gdn_fast_card */
-#endif
-}
-
-/* Copies piece `piece` of a chunk, the block's copy number n: 0..3 W and Q of 32 of k's dimensions, 4 U and decays, 5 P on and below
- * the diagonal, 6 and 7 K of 32 rows. */
-static __device__ __forceinline__ void copy_piece(const struct gdn_call &a, char *chunk, int head, int k_head, int slice, int piece,
-                                                  struct advance_shared *x, int n)
-{
-#if __CUDA_ARCH__ >= 900
-    const int stage = n % STAGES, round = n / STAGES;
-    const uint32_t to = shared_address(x->stages[stage]), bar = shared_address(&x->full[stage]);
-    if (round) mbar_wait(shared_address(&x->empty[stage]), (round - 1) & 1);
-    if (piece < 4) {
-        mbar_expect(bar, 16384);
-        bulk_load(to, w_memory(a, chunk, head) + piece * 8192, 8192, bar);
-        bulk_load(to + 8192, q_memory(chunk, k_head) + piece * 8192, 8192, bar);
-    } else if (piece == 4) {
-        mbar_expect(bar, 16384 + 512);
-        bulk_load(to, u_memory(a, chunk, head) + slice * 16384, 16384, bar);
-        bulk_load(to + 16384, decay_memory(a, chunk, head), 512, bar);
-    } else if (piece == 5) {
-        mbar_expect(bar, 20 * BLOCK_BYTES);
-        for (int jb = 0; jb < 4; jb++) {
-            const int first = (jb * 8 + 2 * jb) * BLOCK_BYTES;
-            bulk_load(to + first, p_memory(a, chunk, head) + first, (8 - 2 * jb) * BLOCK_BYTES, bar);
-        }
-    } else {
-        mbar_expect(bar, 16384);
-        bulk_load(to, k_memory(chunk, k_head) + (piece - 6) * 16384, 16384, bar);
-    }
-#endif
-}
-
-/* The ring as a warp sees it. */
-struct stages {
-    struct advance_shared *x;
-    int stage;
-    uint32_t parity;
-};
-
-static __device__ __forceinline__ const char *stage_open(struct stages *s)
-{
-#if __CUDA_ARCH__ >= 900
-    mbar_wait(shared_address(&s->x->full[s->stage]), s->parity);
-#endif
-    return s->x->stages[s->stage];
-}
-
-static __device__ __forceinline__ void stage_close(struct stages *s)
-{
-#if __CUDA_ARCH__ >= 900
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbar_arrive(shared_address(&s->x->empty[s->stage]));
-#endif
-    if (++s->stage == STAGES) {
-        s->stage = 0;
-        s->parity ^= 1;
-    }
-}
-
-/* A chunk for a warp's 16 columns. o: its 8 tiles of U and O. */
-static __device__ __forceinline__ void advance_chunk(struct stages *ring, float (*s)[4], float4 *o)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = 2 * (lane % 4);
-    float v[8][4] = {}, out[8][4] = {};
-#pragma unroll
-    for (int piece = 0; piece < 4; piece++) {
-        const uint4 *w = (const uint4 *)stage_open(ring) + lane, *q = w + 512;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int kb = 2 * piece + i;
-            const struct fragment f = fragment_of(s[2 * kb], s[2 * kb + 1]);
-#pragma unroll
-            for (int tile = 0; tile < 8; tile += 4) {
-                uint4 b[4], c[4];
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    b[e] = w[(i * 8 + tile + e) * 32];
-                    c[e] = q[(i * 8 + tile + e) * 32];
-                }
-                multiply<4>(v + tile, f, b);
-                multiply<4>(out + tile, f, c);
-            }
-        }
-        stage_close(ring);
-    }
-    const char *at = stage_open(ring);
-    const float4 *u = (const float4 *)at + warp * 256 + lane;
-    const float *decays = (const float *)(at + 16384);
-    float2 to_end[8];
-#pragma unroll
-    for (int tile = 0; tile < 8; tile++) {
-        const float4 x = u[tile * 32];
-        const float2 from_start = *(const float2 *)(decays + 8 * tile + pair);
-        to_end[tile] = *(const float2 *)(decays + CHUNK + 8 * tile + pair);
-        v[tile][0] = x.x - v[tile][0];
-        v[tile][1] = x.y - v[tile][1];
-        v[tile][2] = x.z - v[tile][2];
-        v[tile][3] = x.w - v[tile][3];
-        out[tile][0] *= from_start.x;
-        out[tile][1] *= from_start.y;
-        out[tile][2] *= from_start.x;
-        out[tile][3] *= from_start.y;
-    }
-    const float decay = decays[CHUNK - 1];
-    stage_close(ring);
-
-    const uint4 *p = (const uint4 *)stage_open(ring) + lane;
-#pragma unroll
-    for (int jb = 0; jb < 4; jb++) {
-        const struct fragment f = fragment_of(v[2 * jb], v[2 * jb + 1]);
-#pragma unroll
-        for (int tile = 2 * jb; tile < 8; tile += 2) {
-            const uint4 b[2] = {p[(jb * 8 + tile) * 32], p[(jb * 8 + tile + 1) * 32]};
-            multiply<2>(out + tile, f, b);
-        }
-    }
-    stage_close(ring);
-#pragma unroll
-    for (int tile = 0; tile < 8; tile++) o[tile * 32] = make_float4(out[tile][0], out[tile][1], out[tile][2], out[tile][3]);
-
-#pragma unroll
-    for (int tile = 0; tile < 16; tile++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) s[tile][e] *= decay;
-#pragma unroll
-    for (int piece = 0; piece < 2; piece++) {
-        const uint4 *k = (const uint4 *)stage_open(ring) + lane;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int jb = 2 * piece + i;
-#pragma unroll
-            for (int tile = 2 * jb; tile < 2 * jb + 2; tile++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) v[tile][e] *= e % 2 ? to_end[tile].y : to_end[tile].x;
-            const struct fragment f = fragment_of(v[2 * jb], v[2 * jb + 1]);
-#pragma unroll
-            for (int tile = 0; tile < 16; tile += 8) {
-                uint4 b[8];
-#pragma unroll
-                for (int e = 0; e < 8; e++) b[e] = k[(i * 16 + tile + e) * 32];
-                multiply<8>(s + tile, f, b);
-            }
-        }
-        stage_close(ring);
-    }
-}
-
-/* A block: a segment and 64 columns of a head. Chunks window_first .. + GDN_WINDOW of the batch. */
-static __global__ void __launch_bounds__(160, 1) advance(const struct gdn_call a, int window_first, int window_chunks)
-{
-    extern __shared__ uint4 advance_memory[];
-    struct advance_shared *x = (struct advance_shared *)advance_memory;
-    const int head = blockIdx.x / SLICES, slice = blockIdx.x % SLICES, k_head = head / (a.s.v_heads / a.s.k_heads);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (threadIdx.x == 0) init_barriers(x);
-    pdl_wait();
-    const struct device_segment g = a.segments[blockIdx.y];
-    const int before = chunks_before(a, blockIdx.y) - window_first; /* of the window, or negative */
-    const int first = max(before, 0), segment_end = before + (g.rows + CHUNK - 1) / CHUNK, end = min(segment_end, window_chunks);
-    if (first >= end) return;
-    __syncthreads();
-    float *slot = gdn_state(a, g.slot);
-    if (warp == COLUMN_WARPS) {
-        if (lane == 0)
-            for (int i = first, n = 0; i < end; i++)
-                for (int piece = 0; piece < PIECES; piece++, n++)
-                    copy_piece(a, chunk_memory(a, i), head, k_head, slice, piece, x, n);
-        return;
-    }
-    const int column = slice * 64 + warp * 16 + lane / 4;
-    float s[16][4];
-    float *state = slot + ((size_t)head * DIM + column) * DIM + 2 * (lane % 4);
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const float2 low = *(const float2 *)(state + 8 * i), high = *(const float2 *)(state + 8 * DIM + 8 * i);
-        s[i][0] = low.x;
-        s[i][1] = low.y;
-        s[i][2] = high.x;
-        s[i][3] = high.y;
-    }
-    struct stages ring = {x, 0, 0};
-    for (int i = first; i < end; i++)
-        advance_chunk(&ring, s, (float4 *)u_memory(a, chunk_memory(a, i), head) + (slice * COLUMN_WARPS + warp) * 256 + lane);
-    pdl_go();
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        *(float2 *)(state + 8 * i) = make_float2(s[i][0], s[i][1]);
-        *(float2 *)(state + 8 * DIM + 8 * i) = make_float2(s[i][2], s[i][3]);
-    }
-    if (segment_end <= window_chunks) {
-        const int part = blockIdx.x * COLUMN_WARPS * 32 + threadIdx.x, parts = gridDim.x * COLUMN_WARPS * 32;
-        gdn_advance_ring(a, g, slot + gdn_matrix_floats(&a.s), part, parts);
-    }
 }
 
 /* ---- finish ---- */
@@ -815,14 +508,13 @@ void gdn_prefill_fast(const struct op_context *c, const struct gdn_call *call, i
     const int per_segments = gdn_chunks_bound(rows, rows < GDN_MAX_SEGMENTS ? rows : GDN_MAX_SEGMENTS);
     const int window = per_segments < GDN_WINDOW ? per_segments : GDN_WINDOW; /* as op_gdn_scratch_bytes has it */
     cudaFuncSetAttribute(prepare_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct keys_shared));
-    cudaFuncSetAttribute(prepare_values, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct values_shared));
-    cudaFuncSetAttribute(advance, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct advance_shared));
+    cudaFuncSetAttribute(prepare_values, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)sizeof(struct values_shared));
     for (int first = 0; first < chunks; first += window) {
         const int n = chunks - first < window ? chunks - first : window;
         op_launch(c, prepare_keys, dim3(s->k_heads, n), dim3(THREADS), sizeof(struct keys_shared), *call, first);
         op_launch(c, prepare_values, dim3(s->v_heads, n), dim3(THREADS), sizeof(struct values_shared), *call, first);
-        op_launch(c, advance, dim3(SLICES * s->v_heads, call->n_segments), dim3(ADVANCE_THREADS), sizeof(struct advance_shared),
-                  *call, first, n);
+        gdn_advance(c, call, first, n);
         op_launch(c, finish, dim3(s->v_heads, n), dim3(THREADS), 0, *call, first);
     }
 }

@@ -99,6 +99,65 @@ void op_rms_norm(const struct op_context *c, const float *x, const float *w, str
     op_launch(c, norm_kernel, dim3((unsigned)kern_rows(rows)), dim3((unsigned)(groups * ROW_NORM_THREADS)), 0, k);
 }
 
+/* ---- the best logit: a row is cut into parts, each the work of a block; then the parts' best. Order does not matter: ties go to
+ * the lowest id. ---- */
+
+enum { BEST_THREADS = 256 };
+
+__device__ __forceinline__ struct kern_best better(struct kern_best a, struct kern_best b)
+{
+    if (a.id < 0) return a;
+    if (b.id < 0) return b;
+    return b.logit > a.logit || (b.logit == a.logit && b.id < a.id) ? b : a;
+}
+
+__device__ struct kern_best best_of_block(struct kern_best b)
+{
+    __shared__ struct kern_best of_warp[BEST_THREADS / 32];
+    for (int lane = 16; lane; lane >>= 1) {
+        struct kern_best other;
+        other.logit = __shfl_xor_sync(0xffffffffu, b.logit, lane);
+        other.id = __shfl_xor_sync(0xffffffffu, b.id, lane);
+        b = better(b, other);
+    }
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = b;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / 32; i++) b = better(b, of_warp[i]);
+    return b;
+}
+
+__global__ void best_kernel(const float *logits, int n, int first, const uint32_t *allowed, struct kern_best *parts)
+{
+    struct kern_best b = {-INFINITY, KERN_NO_ID};
+    const float *x = logits + (size_t)blockIdx.y * (size_t)n;
+    pdl_go();
+    pdl_wait();
+    for (int i = (int)(blockIdx.x * BEST_THREADS + threadIdx.x); i < n; i += OP_BEST_PARTS * BEST_THREADS) {
+        const int id = first + i;
+        const float v = x[i];
+        if (!(allowed[id >> 5] >> (id & 31) & 1)) continue;
+        const struct kern_best here = {v, isfinite(v) ? id : -1};
+        b = better(b, here);
+    }
+    b = best_of_block(b);
+    if (!threadIdx.x) parts[blockIdx.y * OP_BEST_PARTS + blockIdx.x] = b;
+}
+
+__global__ void best_merge_kernel(const struct kern_best *parts, struct kern_best *out)
+{
+    pdl_go();
+    pdl_wait();
+    const struct kern_best b = best_of_block(parts[blockIdx.x * OP_BEST_PARTS + threadIdx.x]);
+    if (!threadIdx.x) out[blockIdx.x] = b;
+}
+
+void op_best(const struct op_context *c, const float *logits, int rows, int n, int first, const uint32_t *allowed,
+             struct kern_best *scratch, struct kern_best *out)
+{
+    op_launch(c, best_kernel, dim3(OP_BEST_PARTS, (unsigned)rows), dim3(BEST_THREADS), 0, logits, n, first, allowed, scratch);
+    op_launch(c, best_merge_kernel, dim3((unsigned)rows), dim3(OP_BEST_PARTS), 0, scratch, out);
+}
+
 __device__ __forceinline__ uint64_t mix64(uint64_t x)
 {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;

@@ -10,6 +10,10 @@ void op_embed(const struct op_context *c, const struct device_batch *b, const st
 enum { OP_ROWS_MAX_WIDTH = 16384 };
 void op_rms_norm(const struct op_context *c, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y,
                  void *y_act, int y_width, int y_col);
+/* scratch: OP_BEST_PARTS entries a row. */
+enum { OP_BEST_PARTS = 32 };
+void op_best(const struct op_context *c, const float *logits, int rows, int n, int first, const uint32_t *allowed,
+             struct kern_best *scratch, struct kern_best *out);
 void op_hash_rows(const struct op_context *c, const float *x, int rows, int n, uint64_t *out);
 
 #endif

@@ -8,12 +8,12 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Operand tile at a shared address; + 2 for each 16 columns further. */
-__device__ __forceinline__ uint64_t wgmma_tile(uint32_t address)
-{
-    const uint64_t group_bytes = 1024 >> 4, swizzle_128 = 1;
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)1 << 16 | group_bytes << 32 | swizzle_128 << 62;
-}
+/* The lower word of an operand tile's descriptor, from its shared address; + 2 for each 16 columns further. The upper word is
+ * always the same. Descriptors are put together inside the instructions' text, where the compiler cannot keep all of them in
+ * registers over a loop. */
+__device__ __forceinline__ uint32_t wgmma_tile(uint32_t address) { return (address & 0x3ffff) >> 4 | 1u << 16; }
+
+#define WGMMA_UPPER_WORD "0x40000040" /* 1024 bytes from eight rows to the next; 128-byte swizzle */
 
 /* Before the first instruction after registers were written that it reads. */
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -49,36 +49,42 @@ template <int N> __device__ __forceinline__ void wgmma_settle(float (&d)[N])
 #define WGMMA_SUMS_32(d, i) \
     WGMMA_SUMS_8(d, i), WGMMA_SUMS_8(d, i + 8), WGMMA_SUMS_8(d, i + 16), WGMMA_SUMS_8(d, i + 24)
 
-/* d = a b^T, or d + a b^T where more: 64 x 64 x 16, both in shared memory. */
-__device__ __forceinline__ void wgmma_shared(float (&d)[32], uint64_t a, uint64_t b, int more)
+/* d = a b^T, or d + a b^T where more: 64 x 64 x 16, both tiles in shared memory, at so much further. */
+__device__ __forceinline__ void wgmma_shared(float (&d)[32], uint32_t a, uint32_t b, uint32_t at, int more)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%34,0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" WGMMA_NAMES_32 "},%32,%33,p,1,1,0,0;\n}"
-                 : WGMMA_SUMS_32(d, 0) : "l"(a), "l"(b), "r"(more));
+    asm volatile("{\n.reg .pred p;\n.reg .b32 la,lb;\n.reg .b64 da,db;\nsetp.ne.b32 p,%35,0;\n"
+                 "add.u32 la,%32,%34;\nmov.b64 da,{la," WGMMA_UPPER_WORD "};\n"
+                 "add.u32 lb,%33,%34;\nmov.b64 db,{lb," WGMMA_UPPER_WORD "};\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" WGMMA_NAMES_32 "},da,db,p,1,1,0,0;\n}"
+                 : WGMMA_SUMS_32(d, 0) : "r"(a), "r"(b), "r"(at), "r"(more));
 }
 
-/* d += a b^T: 64 x (2 N) x 16, a in registers. */
-__device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
+/* d += a b^T: 64 x (2 N) x 16, a in registers, b at so much further. */
+__device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t (&a)[4], uint32_t b, uint32_t b_at)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,1,0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" WGMMA_NAMES_32 "},{%32,%33,%34,%35},%36,p,1,1,0;\n}"
-                 : WGMMA_SUMS_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    asm volatile("{\n.reg .pred p;\n.reg .b32 lb;\n.reg .b64 db;\nsetp.ne.b32 p,1,0;\n"
+                 "add.u32 lb,%36,%37;\nmov.b64 db,{lb," WGMMA_UPPER_WORD "};\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" WGMMA_NAMES_32 "},{%32,%33,%34,%35},db,p,1,1,0;\n}"
+                 : WGMMA_SUMS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_at));
 }
 
-__device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t (&a)[4], uint64_t b)
+__device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t (&a)[4], uint32_t b, uint32_t b_at)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,1,0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" WGMMA_NAMES_64 "},{%64,%65,%66,%67},%68,p,1,1,0;\n}"
+    asm volatile("{\n.reg .pred p;\n.reg .b32 lb;\n.reg .b64 db;\nsetp.ne.b32 p,1,0;\n"
+                 "add.u32 lb,%68,%69;\nmov.b64 db,{lb," WGMMA_UPPER_WORD "};\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" WGMMA_NAMES_64 "},{%64,%65,%66,%67},db,p,1,1,0;\n}"
                  : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_at));
 }
 
-__device__ __forceinline__ void wgmma_registers(float (&d)[128], const uint32_t (&a)[4], uint64_t b)
+__device__ __forceinline__ void wgmma_registers(float (&d)[128], const uint32_t (&a)[4], uint32_t b, uint32_t b_at)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,1,0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" WGMMA_NAMES_128 "},{%128,%129,%130,%131},%132,p,1,1,0;\n}"
+    asm volatile("{\n.reg .pred p;\n.reg .b32 lb;\n.reg .b64 db;\nsetp.ne.b32 p,1,0;\n"
+                 "add.u32 lb,%132,%133;\nmov.b64 db,{lb," WGMMA_UPPER_WORD "};\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" WGMMA_NAMES_128 "},{%128,%129,%130,%131},db,p,1,1,0;\n}"
                  : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32), WGMMA_SUMS_32(d, 64), WGMMA_SUMS_32(d, 96)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_at));
 }
 /* clang-format on */
 

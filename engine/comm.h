@@ -16,6 +16,10 @@ struct comm {
      * (NULL: zeros). At most the rows x width that comm was opened for. Enqueued like a kernel operation. */
     enum rc (*all_reduce_add)(struct comm *c, const void *partial, struct kern_split rows, int width, float *residual_dev,
                               struct err *e);
+    /* The same sum and then the RMS norm of the new rows (kern's rms_norm to an act of `width` columns), in one: the same bits as
+     * one after the other. False: not for this shape, nothing was enqueued; all ranks get the same answer. NULL: never. */
+    bool (*all_reduce_add_norm)(struct comm *c, const void *partial, struct kern_split rows, int width, float *residual_dev,
+                                const float *norm_dev, float eps, void *y_act);
     /* out[row][range[r].first ..] = rank r's mine[row][range[r].count], for all ranks r. row_width: floats of a row of out.
      * out: from the backend's host_alloc, filled when the backend's finish has returned. */
     enum rc (*all_gather_columns)(struct comm *c, const float *mine_dev, int rows, const struct range *range_of_rank,

@@ -150,8 +150,21 @@ static enum rc open_model(struct engine *e, struct err *err)
     return rc;
 }
 
+/* Ids that stand for tokens, by bit. NULL: no memory. */
+static uint32_t *allowed_ids(const struct engine *e)
+{
+    const int32_t *holes;
+    const size_t n_holes = tokenizer_holes(e->tokenizer, &holes);
+    uint32_t *allowed = calloc(((size_t)e->config.vocab + 31) / 32, sizeof *allowed);
+    for (int id = 0; id < tokenizer_vocab(e->tokenizer) && allowed; id++) allowed[id / 32] |= UINT32_C(1) << id % 32;
+    for (size_t i = 0; i < n_holes && allowed; i++) allowed[holes[i] / 32] &= ~(UINT32_C(1) << holes[i] % 32);
+    return allowed;
+}
+
 static enum rc open_work(struct engine *e, struct err *err)
 {
+    uint32_t *allowed = allowed_ids(e);
+    if (!allowed) return err_no_memory(err);
     int n_pages = (int)(e->limits.kv_tokens / KV_PAGE_TOKENS);
     struct model_forward_options f = {
         .config = &e->config,
@@ -168,10 +181,12 @@ static enum rc open_work(struct engine *e, struct err *err)
         .mtp = e->mtp,
         .max_drafts = e->drafts,
         .trace = e->o.trace,
+        .allowed = allowed,
         .on_layer = on_layer,
         .on_layer_ctx = e,
     };
     enum rc rc = model_forward_open(&f, &e->forward, err);
+    free(allowed);
     if (rc == RC_OK) rc = kv_pages_open(n_pages, &e->pages, err);
     if (rc != RC_OK) return rc;
     size_t rows = (size_t)e->max_rows, picks = (size_t)e->max_picks;

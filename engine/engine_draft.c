@@ -123,6 +123,7 @@ static enum rc add_kept(struct engine *e, struct mtp_batch *b, int planned, bool
     for (int i = 0; i < kept; i++) w->tokens[kern_rows(b->rows.batch.rows) + i] = s->tokens[first + i + 1];
     add_segment(e, b, planned, first, kept);
     if (pick) w->picks[b->rows.n_picks++] = kern_rows(b->rows.batch.rows) - 1;
+    b->rows.logits |= pick && !engine_takes_best(s);
     return RC_OK;
 }
 
@@ -141,11 +142,10 @@ static enum rc pick_drafts(struct engine *e, int n, int number, struct err *err)
         int planned = e->mtp_work.planned[i];
         const struct sequence *s = e->work[planned].sequence;
         int32_t *draft = &e->batch_tokens[e->segments[planned].row_first + number];
-        struct err why = {0};
-        enum rc rc = sampler_pick(&s->sampling, &s->counts, tokenizer_vocab(e->tokenizer), s->computed + number,
-                                  engine_mask_holes(e, model_forward_mtp_logits(e->forward, i)), e->sampler_scratch, draft, &why);
-        if (rc == RC_FAILED) *draft = 0;
-        else if (rc != RC_OK) return err_set(err, rc, EXIT_INTERNAL, why.code, "%s", why.text);
+        enum rc rc = engine_pick(e, s, s->computed + number, model_forward_mtp_best(e->forward, i),
+                                 model_forward_mtp_logits(e->forward, i), draft, err);
+        if (rc != RC_OK) return rc;
+        if (*draft < 0) *draft = 0;
     }
     return RC_OK;
 }
@@ -160,6 +160,7 @@ static enum rc chain(struct engine *e, int n, int number, struct err *err)
         w->tokens[i] = e->batch_tokens[e->segments[planned].row_first + number];
         w->picks[i] = w->source[i] = i;
         add_segment(e, &b, planned, e->work[planned].sequence->computed + number - 1, 1);
+        b.rows.logits |= !engine_takes_best(e->work[planned].sequence);
     }
     b.rows.n_picks = n;
     enum rc rc = run_batch(e, &b, err);

@@ -88,14 +88,20 @@ void engine_draft_want(struct engine *e, struct sequence *s, int decoding, struc
 /* Before the target's rows: writes the planned drafts into batch_tokens, and brings MTP rows up to date where they must be. */
 enum rc engine_draft(struct engine *e, struct err *err);
 /* Rank 0, after a round: what its drafts were worth. */
-/* The logits of ids that stand for no token (holes of the vocabulary) to far below all others, so that none is ever chosen.
- * Returns the logits. */
-float *engine_mask_holes(const struct engine *e, float *logits);
 void engine_draft_note(struct engine *e, struct sequence *s, const struct plan_segment *p, int accepted);
 /* After the commit: the MTP rows of the step's prompt rows, save each segment's last, whose hidden row is kept. */
 enum rc engine_mtp_prompt(struct engine *e, struct err *err);
 /* What a pass of the MTP layer and the head costs compared with the whole model. */
 double engine_mtp_share(const struct model_config *c);
+
+/* ---- engine_step.c ---- */
+
+/* True when a sequence's next token is the largest logit as computed: nothing more is needed of the logits. */
+bool engine_takes_best(const struct sequence *s);
+/* One token of a sequence for `position`, from its row's best id and, unless engine_takes_best, its logits. -1: they are not finite.
+ * Logits are overwritten. */
+enum rc engine_pick(struct engine *e, const struct sequence *s, int position, int32_t best, float *logits, int32_t *out,
+                    struct err *err);
 
 /* ---- engine_snapshot.c ---- */
 

@@ -206,6 +206,7 @@ static enum rc make_batch(struct engine *e, struct forward_batch *b, struct err 
         memcpy(e->batch_tokens + rows, s->tokens + p->position_first, (size_t)(p->rows - p->drafts) * sizeof *e->batch_tokens);
         e->segments[i] = (struct kern_segment){rows, p->rows, p->position_first, s->pages, s->slot};
         e->work[i] = (struct segment_work){.sequence = s, .first_pick = b->n_picks};
+        b->logits |= n_picks && !engine_takes_best(s);
         if (p->kind == PLAN_DECODE) k->rows.decode += p->rows, k->n_decode_segments++;
         else k->rows.prefill += p->rows;
         rows += p->rows;
@@ -218,13 +219,31 @@ static enum rc make_batch(struct engine *e, struct forward_batch *b, struct err 
 
 /* ---- sampling ---- */
 
-float *engine_mask_holes(const struct engine *e, float *logits)
+bool engine_takes_best(const struct sequence *s)
+{
+    return s->sampling.temperature <= 0 && !sampling_needs_counts(&s->sampling);
+}
+
+/* The logits of ids that stand for no token (holes of the vocabulary) to far below all others, so that none is ever chosen. */
+static void mask_holes(const struct engine *e, float *logits)
 {
     static const float never = -1e30f; /* finite: a logit that is not fails its job */
     const int32_t *ids;
     const size_t n = tokenizer_holes(e->tokenizer, &ids);
     for (size_t i = 0; i < n; i++) logits[ids[i]] = never;
-    return logits;
+}
+
+enum rc engine_pick(struct engine *e, const struct sequence *s, int position, int32_t best, float *logits, int32_t *out,
+                    struct err *err)
+{
+    struct err why = {0};
+    *out = best;
+    if (engine_takes_best(s)) return RC_OK;
+    mask_holes(e, logits);
+    enum rc rc = sampler_pick(&s->sampling, &s->counts, tokenizer_vocab(e->tokenizer), position, logits, e->sampler_scratch, out, &why);
+    if (rc == RC_FAILED) *out = -1;
+    else if (rc != RC_OK) return err_set(err, rc, EXIT_INTERNAL, why.code, "%s", why.text);
+    return RC_OK;
 }
 
 /* Every rank samples from the same gathered logits. Token counts move here, before the compare, as the next row needs them. */
@@ -235,11 +254,10 @@ static enum rc sample_segment(struct engine *e, const struct plan_segment *p, st
     int rows = p->kind == PLAN_DECODE ? p->rows : p->picks, position = p->position_first + p->rows - rows;
     for (int j = 0; j < rows; j++) {
         int32_t *token = &e->picked_tokens[w->first_pick + j];
-        struct err why = {0};
-        enum rc rc = sampler_pick(&s->sampling, &s->counts, tokenizer_vocab(e->tokenizer), position + j + 1,
-                                  engine_mask_holes(e, model_forward_logits(e->forward, w->first_pick + j)), e->sampler_scratch, token, &why);
-        if (rc == RC_FAILED) *token = -1;
-        else if (rc != RC_OK) return err_set(err, rc, EXIT_INTERNAL, why.code, "%s", why.text);
+        const int pick = w->first_pick + j;
+        enum rc rc = engine_pick(e, s, position + j + 1, model_forward_best(e->forward, pick), model_forward_logits(e->forward, pick),
+                                 token, err);
+        if (rc != RC_OK) return rc;
         w->tokens = j + 1;
         if (*token < 0) break;
         rc = sequence_count(s, *token, err);

@@ -136,6 +136,14 @@ struct kern_gdn_memory {
     size_t state_stride, replay_stride; /* bytes */
 };
 
+/* The largest of a row's logits that count, the lowest id where several are equal. id -1: one of them is not finite; KERN_NO_ID: none
+ * counts. */
+struct kern_best {
+    float logit;
+    int32_t id;
+};
+#define KERN_NO_ID INT32_MAX
+
 /* What a family of operations took. */
 struct kern_time {
     const char *family;
@@ -194,7 +202,7 @@ struct kern {
     /* Records the operations between two calls to replay them: true when operations under this key were recorded already and
      * have now been enqueued again, on the present batch, so that the caller must leave them out; false when the caller has to
      * make them, and then call record_end. The same key means the same operations on the same buffers, for batches of the same
-     * numbers of rows and segments. Between the two calls to_host, to_dev and finish are not called. record_end returns false
+     * numbers of rows and segments. Between the two calls to_host, to_dev, finish and gathers are not called. record_end returns false
      * when recording failed and nothing was enqueued: the caller makes the operations once more. NULL: this backend has no use
      * for it. */
     bool (*record)(struct kern *k, uint64_t key);
@@ -248,6 +256,11 @@ struct kern {
     void (*linear_swiglu)(struct kern *k, const struct kern_weight *w, struct kern_split rows, const void *x_act,
                           void *scratch_dev, void *y_act);
     size_t (*swiglu_scratch_bytes)(int rows, int f);
+
+    /* out_dev[i] = the best of logits[i][0 .. n), whose ids are first .. first + n. Bit id % 32 of allowed_dev[id / 32] says whether
+     * a logit counts. */
+    void (*best)(struct kern *k, const float *logits_dev, int rows, int n, int first, const uint32_t *allowed_dev,
+                 struct kern_best *out_dev);
 
     /* out_dev[i] = a 64-bit hash of the bytes of row i; the same function at any place and time. */
     void (*hash_rows)(struct kern *k, const float *x_dev, int rows, int n, uint64_t *out_dev);

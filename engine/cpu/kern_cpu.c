@@ -16,6 +16,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -384,6 +385,34 @@ static size_t gdn_replay_bytes(const struct kern_gdn_shape *s)
     return floats_bytes(KERN_MAX_DRAFTS * (size_t)(kern_gdn_channels(s) + 2 * s->v_heads));
 }
 
+/* 32 logits of one word of the mask. */
+static void best_of_word(const float *x, uint32_t allowed, int32_t first, struct kern_best *best)
+{
+    for (int i = 0; i < 32; i++) {
+        if (!(allowed >> i & 1)) continue;
+        if (!(x[i] - x[i] == 0)) best->id = -1; /* not finite */
+        else if (best->id >= 0 && x[i] > best->logit) *best = (struct kern_best){x[i], first + i};
+    }
+}
+
+static void best(struct kern *k, const float *logits, int rows, int n, int first, const uint32_t *allowed, struct kern_best *out)
+{
+    (void)k;
+    for (int r = 0; r < rows; r++) {
+        const float *x = logits + (size_t)r * (size_t)n;
+        struct kern_best b = {-INFINITY, KERN_NO_ID};
+        for (int at = 0, here; at < n; at += here) {
+            const int id = first + at, bit = id % 32;
+            float word[32] = {0};
+            here = n - at < 32 - bit ? n - at : 32 - bit;
+            const uint32_t inside = (here == 32 ? UINT32_MAX : ((UINT32_C(1) << here) - 1)) << bit;
+            memcpy(word + bit, x + at, (size_t)here * sizeof *x);
+            best_of_word(word, allowed[id / 32] & inside, id - bit, &b);
+        }
+        out[r] = b;
+    }
+}
+
 static void hash_rows(struct kern *k, const float *x, int rows, int n, uint64_t *out)
 {
     (void)k;
@@ -473,6 +502,7 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
                              .linear_partial = linear_partial,
                              .linear_swiglu = linear_swiglu,
                              .swiglu_scratch_bytes = swiglu_scratch_bytes,
+                             .best = best,
                              .hash_rows = hash_rows};
     *out = &c->table;
     return RC_OK;

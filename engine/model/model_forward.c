@@ -12,6 +12,7 @@
 #include "model_forward.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <xxhash.h>
 
 #include "exact_math.h"
@@ -96,7 +97,10 @@ static void make_shapes(struct model_forward *f)
     f->qkv_width = ((c->attn_gate ? 2 : 1) * f->attn.n_heads + 2 * f->attn.n_kv_heads) * c->head_dim;
     f->gdn_width = kern_gdn_width(&f->gdn);
     f->n_kv = c->n_layers - gdn_layers(c) + f->o.mtp;
-    for (int r = 0; r < f->o.partition->ranks; r++) f->vocab_of_rank[r] = f->o.partition->part[r].vocab;
+    for (int r = 0; r < f->o.partition->ranks; r++) {
+        f->vocab_of_rank[r] = f->o.partition->part[r].vocab;
+        f->best_of_rank[r] = (struct range){2 * r, 2};
+    }
 }
 
 /* One buffer for all layers: a backend can give a large one better pages than many small ones. */
@@ -145,6 +149,17 @@ static enum rc alloc_rows(struct model_forward *f, struct err *e)
     return rc;
 }
 
+static enum rc load_allowed(struct model_forward *f, size_t words, struct err *e)
+{
+    uint32_t *all = malloc(words * sizeof *all + 1);
+    if (!all) return err_no_memory(e);
+    memset(all, 0xff, words * sizeof *all);
+    f->o.kern->to_dev(f->o.kern, f->allowed_dev, f->o.allowed ? f->o.allowed : all, words * sizeof *all);
+    free(all);
+    f->o.allowed = NULL;
+    return RC_OK;
+}
+
 /* What has the backend's own form, and hashes. */
 static enum rc alloc_acts(struct model_forward *f, struct err *e)
 {
@@ -152,7 +167,8 @@ static enum rc alloc_acts(struct model_forward *f, struct err *e)
     int rows = f->o.max_rows, picks = f->o.max_picks, hidden = f->o.config->hidden, ffn = f->part.ffn.count;
     size_t heads = k->act_bytes(rows, f->attn.n_heads * f->attn.head_dim);
     size_t values = k->act_bytes(rows, f->gdn.v_heads * f->gdn.v_dim);
-    void *row_hashes = NULL, *hidden_hashes = NULL;
+    size_t words = ((size_t)f->o.config->vocab + 31) / 32;
+    void *row_hashes = NULL, *hidden_hashes = NULL, *allowed = NULL, *best = NULL;
     const struct { size_t n_bytes; void **out; } buffers[] = {
         {k->act_bytes(rows, hidden), &f->h_act},
         {larger(heads, values), &f->mix_act},
@@ -162,23 +178,29 @@ static enum rc alloc_acts(struct model_forward *f, struct err *e)
         {k->act_bytes(picks, hidden), &f->pick_act},
         {(size_t)rows * sizeof(uint64_t), &row_hashes},
         {(size_t)picks * sizeof(uint64_t), &hidden_hashes},
+        {words * sizeof(uint32_t), &allowed},
+        {(size_t)picks * sizeof(struct kern_best), &best},
     };
     enum rc rc = RC_OK;
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0] && rc == RC_OK; i++)
         rc = forward_alloc_bytes(f, buffers[i].n_bytes, buffers[i].out, e);
     f->row_hashes_dev = row_hashes;
     f->hidden_hashes_dev = hidden_hashes;
-    return rc;
+    f->allowed_dev = allowed;
+    f->best_dev = best;
+    return rc == RC_OK ? load_allowed(f, words, e) : rc;
 }
 
 static enum rc alloc_results(struct model_forward *f, struct err *e)
 {
     size_t rows = (size_t)f->o.max_rows, picks = (size_t)f->o.max_picks;
-    void *logits = NULL, *row_hashes = NULL, *hidden_hashes = NULL;
+    void *logits = NULL, *row_hashes = NULL, *hidden_hashes = NULL, *best = NULL;
     enum rc rc = forward_alloc_host(f, picks * (size_t)f->o.config->vocab * sizeof *f->logits, &logits, e);
+    if (rc == RC_OK) rc = forward_alloc_host(f, picks * (size_t)f->o.partition->ranks * sizeof *f->best, &best, e);
     if (rc == RC_OK) rc = forward_alloc_host(f, rows * sizeof *f->row_hashes, &row_hashes, e);
     if (rc == RC_OK) rc = forward_alloc_host(f, picks * sizeof *f->hidden_hashes, &hidden_hashes, e);
     f->logits = logits;
+    f->best = best;
     f->row_hashes = row_hashes;
     f->hidden_hashes = hidden_hashes;
     f->logits_hashes = malloc((picks + 1) * sizeof *f->logits_hashes);
@@ -225,11 +247,13 @@ void model_forward_close(struct model_forward *f)
     struct kern *k = f->o.kern;
     void *const buffers[] = {f->cos_sin_dev, f->x_dev,      f->in_dev,          f->pick_x_dev, f->pick_h_dev,     f->pick_logits_dev,
                              f->h_act,       f->mix_act,    f->ffn_act,         f->swiglu_dev, f->partial_dev,    f->pick_act,
-                             f->kv_dev,      f->row_hashes_dev, f->hidden_hashes_dev};
+                             f->kv_dev,      f->row_hashes_dev, f->hidden_hashes_dev,
+                             f->allowed_dev, f->best_dev};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) k->buffer_free(k, buffers[i]);
     model_mtp_close(f);
     recurrent_state_close(&f->slots);
     k->host_free(k, f->logits);
+    k->host_free(k, f->best);
     k->host_free(k, f->row_hashes);
     k->host_free(k, f->hidden_hashes);
     free(f->logits_hashes);
@@ -287,18 +311,37 @@ static struct kern_gdn_weights gdn_weights(const struct model_layer *l)
     return (struct kern_gdn_weights){l->conv_dev, l->a_dev, l->dt_dev, l->gdn_norm_dev};
 }
 
-enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, struct err *e)
+void forward_norm(struct model_forward *f, const struct forward_batch *b, const float *norm_dev)
+{
+    struct kern *k = f->o.kern;
+    int hidden = f->o.config->hidden;
+    k->rms_norm(k, f->x_dev, norm_dev, b->batch.rows, hidden, f->o.config->rms_eps, NULL, f->h_act, hidden, 0);
+}
+
+/* x_dev += the ranks' partials; h_act = its norm, unless there is no norm_dev. */
+static enum rc sum_and_norm(struct model_forward *f, const struct forward_batch *b, const void *partial, const float *norm_dev,
+                            struct err *e)
+{
+    struct comm *c = f->o.comm;
+    const struct kern_split rows = b->batch.rows;
+    int hidden = f->o.config->hidden;
+    if (norm_dev && c->all_reduce_add_norm &&
+        c->all_reduce_add_norm(c, partial, rows, hidden, f->x_dev, norm_dev, f->o.config->rms_eps, f->h_act))
+        return RC_OK;
+    enum rc rc = c->all_reduce_add(c, partial, rows, hidden, f->x_dev, e);
+    if (rc == RC_OK && norm_dev) forward_norm(f, b, norm_dev);
+    return rc;
+}
+
+enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, const float *next_norm_dev,
+                      struct err *e)
 {
     const struct model_layer *l = &f->o.weights->layers[layer];
     const struct kern_split rows = b->batch.rows;
     struct kern *k = f->o.kern;
-    struct comm *c = f->o.comm;
-    int hidden = f->o.config->hidden;
-    float eps = f->o.config->rms_eps;
 
     const void *partial = NULL;
     if (l->in_proj) {
-        k->rms_norm(k, f->x_dev, l->mix_norm_dev, rows, hidden, eps, NULL, f->h_act, hidden, 0);
         k->linear(k, l->in_proj, rows, f->h_act, f->in_dev);
         if (l->gdn) {
             const struct kern_gdn_weights w = gdn_weights(l);
@@ -309,37 +352,52 @@ enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, in
         k->linear_partial(k, l->out_proj, rows, f->mix_act, f->partial_dev);
         partial = f->partial_dev;
     }
-    enum rc rc = c->all_reduce_add(c, partial, rows, hidden, f->x_dev, e);
+    enum rc rc = sum_and_norm(f, b, partial, l->ffn_norm_dev, e);
     if (rc != RC_OK) return rc;
     f->o.on_layer(f->o.on_layer_ctx, layer, f->x_dev, kern_rows(rows));
 
-    k->rms_norm(k, f->x_dev, l->ffn_norm_dev, rows, hidden, eps, NULL, f->h_act, hidden, 0);
     k->linear_swiglu(k, l->gate_up, rows, f->h_act, f->swiglu_dev, f->ffn_act);
     k->linear_partial(k, l->down, rows, f->ffn_act, f->partial_dev);
-    return c->all_reduce_add(c, f->partial_dev, rows, hidden, f->x_dev, e);
+    return sum_and_norm(f, b, f->partial_dev, next_norm_dev, e);
 }
 
-enum rc forward_head(struct model_forward *f, const float *x_dev, const float *norm_dev, int n, float *normed_dev, float *logits,
-                     struct err *e)
+void forward_head(struct model_forward *f, const float *x_dev, const float *norm_dev, int n, float *normed_dev)
 {
     struct kern *k = f->o.kern;
-    struct comm *c = f->o.comm;
     const struct kern_split rows = {n, 0};
+    const struct range vocab = f->part.vocab;
     int hidden = f->o.config->hidden;
     k->rms_norm(k, x_dev, norm_dev, rows, hidden, f->o.config->rms_eps, normed_dev, f->pick_act, hidden, 0);
     k->linear(k, f->o.weights->head, rows, f->pick_act, f->pick_logits_dev);
+    k->best(k, f->pick_logits_dev, n, vocab.count, vocab.first, f->allowed_dev, f->best_dev);
+}
+
+enum rc forward_gather_head(struct model_forward *f, int n, struct kern_best *best, float *logits, struct err *e)
+{
+    struct comm *c = f->o.comm;
+    if (!n) return RC_OK;
+    enum rc rc = c->all_gather_columns(c, (const float *)(const void *)f->best_dev, n, f->best_of_rank, 2 * c->ranks,
+                                       (float *)(void *)best, e);
+    if (rc != RC_OK || !logits) return rc;
     return c->all_gather_columns(c, f->pick_logits_dev, n, f->vocab_of_rank, f->o.config->vocab, logits, e);
 }
 
+int32_t forward_best_of(const struct model_forward *f, const struct kern_best *best, int pick)
+{
+    const struct kern_best *of_rank = best + (size_t)pick * (size_t)f->o.comm->ranks;
+    struct kern_best b = of_rank[0];
+    for (int r = 1; r < f->o.comm->ranks && b.id >= 0; r++) /* ranks ascend with ids: an equal logit of a later one loses */
+        if (of_rank[r].id < 0 || of_rank[r].logit > b.logit) b = of_rank[r];
+    return b.id == KERN_NO_ID ? -1 : b.id;
+}
+
 /* Normed rows of the picks, and their logits. A row's norm has the same bits alone and among all rows. */
-static enum rc pick_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
+static void pick_step(struct model_forward *f, const struct forward_batch *b)
 {
     struct kern *k = f->o.kern;
-    int n = b->n_picks, hidden = f->o.config->hidden;
-    forward_gather(f, f->pick_x_dev, f->x_dev, b->picks, n);
-    enum rc rc = forward_head(f, f->pick_x_dev, f->o.weights->out_norm_dev, n, f->pick_h_dev, f->logits, e);
-    if (rc == RC_OK && f->o.trace) k->hash_rows(k, f->pick_h_dev, n, hidden, f->hidden_hashes_dev);
-    return rc;
+    forward_gather(f, f->pick_x_dev, f->x_dev, b->picks, b->n_picks);
+    forward_head(f, f->pick_x_dev, f->o.weights->out_norm_dev, b->n_picks, f->pick_h_dev);
+    if (f->o.trace) k->hash_rows(k, f->pick_h_dev, b->n_picks, f->o.config->hidden, f->hidden_hashes_dev);
 }
 
 enum rc forward_check(const struct model_forward *f, const struct forward_batch *b, struct err *e)
@@ -357,14 +415,17 @@ static enum rc step_operations(struct model_forward *f, const struct forward_bat
     struct kern *k = f->o.kern;
     const struct model_config *c = f->o.config;
     enum rc rc = RC_OK;
+    const struct model_layer *layers = f->o.weights->layers;
     k->embed(k, f->o.weights->embedding, f->x_dev);
+    forward_norm(f, b, layers[0].mix_norm_dev);
     for (int l = 0, n_attention = 0, n_gdn = 0; l < c->n_layers && rc == RC_OK; l++)
-        rc = forward_layer(f, b, l, c->gdn[l] ? n_gdn++ : n_attention++, e);
+        rc = forward_layer(f, b, l, c->gdn[l] ? n_gdn++ : n_attention++, l + 1 < c->n_layers ? layers[l + 1].mix_norm_dev : NULL, e);
     if (rc != RC_OK) return rc;
     k->hash_rows(k, f->x_dev, kern_rows(b->batch.rows), c->hidden, f->row_hashes_dev);
     if (f->o.mtp)
         k->rms_norm(k, f->x_dev, f->o.weights->out_norm_dev, b->batch.rows, c->hidden, c->rms_eps, f->normed_dev, NULL, 0, 0);
-    return b->n_picks ? pick_step(f, b, e) : RC_OK;
+    if (b->n_picks) pick_step(f, b);
+    return RC_OK;
 }
 
 enum rc model_forward_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
@@ -374,7 +435,9 @@ enum rc model_forward_step(struct model_forward *f, const struct forward_batch *
     size_t vocab = (size_t)f->o.config->vocab;
     enum rc rc = forward_check(f, b, e);
     if (rc != RC_OK) return rc;
+    bool logits = b->logits || f->o.trace;
     rc = forward_run(f, b, PASS_STEP, step_operations, e);
+    if (rc == RC_OK) rc = forward_gather_head(f, b->n_picks, f->best, logits ? f->logits : NULL, e);
     k->fetch(k, f->row_hashes, f->row_hashes_dev, (size_t)kern_rows(b->batch.rows) * sizeof *f->row_hashes);
     if (f->o.trace) k->fetch(k, f->hidden_hashes, f->hidden_hashes_dev, (size_t)b->n_picks * sizeof *f->hidden_hashes);
     if (rc == RC_OK) rc = k->finish(k, e);
@@ -389,6 +452,8 @@ float *model_forward_logits(struct model_forward *f, int pick)
 {
     return f->logits + (size_t)pick * (size_t)f->o.config->vocab;
 }
+
+int32_t model_forward_best(const struct model_forward *f, int pick) { return forward_best_of(f, f->best, pick); }
 
 uint64_t model_forward_hidden_hash(const struct model_forward *f, int pick) { return f->hidden_hashes[pick]; }
 

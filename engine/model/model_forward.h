@@ -28,6 +28,7 @@ struct model_forward_options {
     bool mtp;         /* keep final hidden rows and run the MTP layer; the model must have one */
     int max_drafts;   /* most drafted rows of a decode segment, 0..KERN_MAX_DRAFTS */
     bool trace;       /* hash hidden rows and logits of picks */
+    const uint32_t *allowed; /* [ceil(vocab / 32)] ids that may be chosen, by bit; NULL: all. Read by open */
     /* Called after the attention sum of every layer; x_dev[rows][hidden] is the residual stream. */
     void (*on_layer)(void *ctx, int layer, float *x_dev, int rows);
     void *on_layer_ctx;
@@ -39,6 +40,7 @@ struct forward_batch {
     struct kern_batch batch; /* row_first of segments: relative to the batch */
     const int *picks;        /* rows that want logits; of a batch of decode rows alone all of them, in order */
     int n_picks;
+    bool logits;             /* picks' logits are wanted on the host, not only the best of them */
     bool unrecorded;         /* makes every operation anew, where the backend would replay a recording */
 };
 
@@ -46,8 +48,10 @@ struct forward_batch {
 enum rc model_forward_step(struct model_forward *f, const struct forward_batch *b, struct err *e);
 /* Hashes of the final residual rows (before the last norm), [rows]. */
 const uint64_t *model_forward_row_hashes(const struct model_forward *f);
-/* Host memory [vocab]. Logits may be overwritten by the caller. */
+/* Host memory [vocab], where logits were wanted. May be overwritten by the caller. */
 float *model_forward_logits(struct model_forward *f, int pick);
+/* The largest allowed logit's id, the lowest of equals; -1: an allowed logit is not finite. The same as of the logits. */
+int32_t model_forward_best(const struct model_forward *f, int pick);
 /* Hashes of a pick's normed hidden row and of its logits as computed, with the trace option. */
 uint64_t model_forward_hidden_hash(const struct model_forward *f, int pick);
 uint64_t model_forward_logits_hash(const struct model_forward *f, int pick);
@@ -86,7 +90,8 @@ struct mtp_batch {
 };
 /* Picks get draft logits, below. */
 enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, struct err *e);
-float *model_forward_mtp_logits(struct model_forward *f, int pick); /* host [vocab]; may be overwritten by the caller */
+float *model_forward_mtp_logits(struct model_forward *f, int pick); /* as model_forward_logits */
+int32_t model_forward_mtp_best(const struct model_forward *f, int pick);
 
 /* ---- pages ---- */
 

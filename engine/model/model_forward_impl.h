@@ -25,6 +25,10 @@ struct model_forward {
     float *pick_x_dev, *pick_h_dev, *pick_logits_dev;
     void *pick_act;
     uint64_t *row_hashes_dev, *hidden_hashes_dev;
+    uint32_t *allowed_dev; /* [ceil(vocab / 32)] */
+    struct kern_best *best_dev; /* [max_picks] of this rank's part of the vocabulary */
+    struct range best_of_rank[MAX_RANKS]; /* floats of a row of `best` */
+    struct kern_best *best; /* host [max_picks][ranks] */
     float *logits;        /* host [max_picks][vocab] */
     uint64_t *row_hashes; /* host [max_rows] */
     uint64_t *hidden_hashes; /* host [max_picks] */
@@ -37,6 +41,7 @@ struct model_forward {
     void *mtp_pair_act;     /* [max_rows] of 2 hidden: embedding, hidden */
     float *mtp_out_dev;     /* [max_picks][hidden] the MTP's own output of its last picks */
     float *mtp_logits;      /* host [max_picks][vocab] */
+    struct kern_best *mtp_best; /* host [max_picks][ranks] */
 };
 
 /* One zeroed work buffer of rows, NULL for an empty one. */
@@ -52,11 +57,18 @@ enum rc forward_run(struct model_forward *f, const struct forward_batch *b, uint
                     enum rc (*operations)(struct model_forward *, const struct forward_batch *, struct err *), struct err *e);
 /* to[i] = from[source[i]]; runs of neighbours go in one copy. */
 void forward_gather(struct model_forward *f, float *to, const float *from, const int *source, int n);
-/* One layer on x_dev. index: among layers of its kind, for keys and values or recurrent state. */
-enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, struct err *e);
-/* Norms rows [n] to normed_dev and turns them into everybody's logits [n][vocab] in host memory, there once finish has returned. */
-enum rc forward_head(struct model_forward *f, const float *x_dev, const float *norm_dev, int n, float *normed_dev, float *logits,
-                     struct err *e);
+/* One layer on x_dev, whose norm by the layer's first factors is in h_act already; forward_norm makes that. index: among layers of its
+ * kind, for keys and values or recurrent state. next_norm_dev: the first factors of the layer behind, NULL for none. */
+enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, const float *next_norm_dev,
+                      struct err *e);
+void forward_norm(struct model_forward *f, const struct forward_batch *b, const float *norm_dev);
+/* Norms rows [n] to normed_dev and turns them into this rank's part of the logits and the best of it. */
+void forward_head(struct model_forward *f, const float *x_dev, const float *norm_dev, int n, float *normed_dev);
+/* After it, outside of a recording: everybody's best [n][ranks], and everybody's logits [n][vocab] unless NULL, in host memory, there
+ * once finish has returned. */
+enum rc forward_gather_head(struct model_forward *f, int n, struct kern_best *best, float *logits, struct err *e);
+/* Of all ranks' best of a row. */
+int32_t forward_best_of(const struct model_forward *f, const struct kern_best *best, int pick);
 
 /* The MTP's buffers; the others are model_forward_open's. */
 enum rc model_mtp_open(struct model_forward *f, struct err *e);

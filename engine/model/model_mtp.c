@@ -15,7 +15,7 @@
 enum rc model_mtp_open(struct model_forward *f, struct err *e)
 {
     size_t rows = (size_t)f->o.max_rows, picks = (size_t)f->o.max_picks, hidden = (size_t)f->o.config->hidden;
-    void *logits = NULL;
+    void *logits = NULL, *best = NULL;
     enum rc rc = forward_alloc(f, rows, hidden, &f->normed_dev, e);
     if (rc == RC_OK) rc = forward_alloc(f, rows, hidden, &f->mtp_hidden_dev, e);
     if (rc == RC_OK) rc = forward_alloc(f, rows, hidden, &f->mtp_embedding_dev, e);
@@ -23,7 +23,9 @@ enum rc model_mtp_open(struct model_forward *f, struct err *e)
     if (rc == RC_OK)
         rc = forward_alloc_bytes(f, f->o.kern->act_bytes(f->o.max_rows, 2 * f->o.config->hidden), &f->mtp_pair_act, e);
     if (rc == RC_OK) rc = forward_alloc_host(f, picks * (size_t)f->o.config->vocab * sizeof *f->mtp_logits, &logits, e);
+    if (rc == RC_OK) rc = forward_alloc_host(f, picks * (size_t)f->o.partition->ranks * sizeof *f->mtp_best, &best, e);
     f->mtp_logits = logits;
+    f->mtp_best = best;
     return rc;
 }
 
@@ -36,6 +38,7 @@ void model_mtp_close(struct model_forward *f)
     k->buffer_free(k, f->mtp_pair_act);
     k->buffer_free(k, f->mtp_out_dev);
     k->host_free(k, f->mtp_logits);
+    k->host_free(k, f->mtp_best);
 }
 
 /* ---- hidden rows ---- */
@@ -96,10 +99,12 @@ static void join(struct model_forward *f, const struct forward_batch *b)
 static enum rc mtp_operations(struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
     join(f, b);
-    enum rc rc = forward_layer(f, b, f->o.config->n_layers, f->n_kv - 1, e);
+    forward_norm(f, b, f->o.weights->layers[f->o.config->n_layers].mix_norm_dev);
+    enum rc rc = forward_layer(f, b, f->o.config->n_layers, f->n_kv - 1, NULL, e);
     if (rc != RC_OK || !b->n_picks) return rc;
     forward_gather(f, f->pick_x_dev, f->x_dev, b->picks, b->n_picks);
-    return forward_head(f, f->pick_x_dev, f->o.weights->mtp_norm_dev, b->n_picks, f->mtp_out_dev, f->mtp_logits, e);
+    forward_head(f, f->pick_x_dev, f->o.weights->mtp_norm_dev, b->n_picks, f->mtp_out_dev);
+    return RC_OK;
 }
 
 enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, struct err *e)
@@ -112,6 +117,7 @@ enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, st
     if (rc == RC_OK) rc = fetch_hidden(f, b, e);
     if (rc != RC_OK) return rc;
     rc = forward_run(f, rows, PASS_MTP, mtp_operations, e);
+    if (rc == RC_OK) rc = forward_gather_head(f, rows->n_picks, f->mtp_best, rows->logits ? f->mtp_logits : NULL, e);
     return rc == RC_OK ? k->finish(k, e) : rc;
 }
 
@@ -119,3 +125,5 @@ float *model_forward_mtp_logits(struct model_forward *f, int pick)
 {
     return f->mtp_logits + (size_t)pick * (size_t)f->o.config->vocab;
 }
+
+int32_t model_forward_mtp_best(const struct model_forward *f, int pick) { return forward_best_of(f, f->mtp_best, pick); }

@@ -13,20 +13,23 @@ import tempfile
 import time
 
 SKIPPED = 77
+UNAVAILABLE = 69
 TOPICS = ["the sea", "old maps", "a clock tower", "bread", "winter birds", "a lighthouse", "rivers", "copper", "sleep",
           "gardens", "railways", "paper"]
 
 
 def arguments(description, **more):
-    """--tandem, --model and what `more` names (name=default); leaves with 77 when there is no model."""
+    """--tandem, --model, the backend and what `more` names (name=default); leaves with 77 when there is no model."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--tandem", required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--gpus", default="", help="as tandem's own: the card of every rank")
     parser.add_argument("--seed", type=int, default=20240611)
     for name, default in more.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     args = parser.parse_args()
-    if not args.model or not os.path.exists(args.model):
+    if not args.model or not (args.model.startswith("synth:") or os.path.exists(args.model)):
         print("no model: skipped")
         sys.exit(SKIPPED)
     args.tandem = os.path.abspath(args.tandem)
@@ -89,7 +92,7 @@ class Bench:
         self.args = args
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="tandem-fault-"))
         self.jobs = self.folder / "jobs.jsonl"
-        self.extra = list(extra)
+        self.extra = ["--backend", args.backend, *(["--gpus", args.gpus] if args.gpus else []), *extra]
         self.count = 0
         write_jobs(self.jobs, jobs, tokens)
 
@@ -109,6 +112,9 @@ class Bench:
     def finish(self, out, *options, expect=0, timeout=300):
         run = self.start(out, *options)
         status = run.wait(timeout)
+        if self.args.backend == "cuda" and status == UNAVAILABLE and "no_gpu:" in run.stderr():
+            print(f"SKIPPED: no CUDA device\n{run.stderr()}")
+            sys.exit(SKIPPED)
         check(status == expect, f"exit {status} instead of {expect}:\n{run.stderr()}")
         no_leftovers(run.pid)
         return run

@@ -107,7 +107,7 @@ static enum rc run_prompt(struct forward_rank *r, struct golden *g, int i, struc
     const struct prompt *p = &g->prompt[i];
     struct kern_segment segment = {0, p->n, 0, at->pages, at->slot};
     struct forward_batch b = {.batch = {p->tokens, {0, p->n}, &segment, 1, 0},
-                              .picks = at->rows + p->n - ROWS, .n_picks = ROWS};
+                              .picks = at->rows + p->n - ROWS, .n_picks = ROWS, .logits = true};
     model_forward_clear_slot(r->forward, at->slot);
     enum rc rc = model_forward_step(r->forward, &b, e);
     if (rc != RC_OK) return rc;
@@ -132,7 +132,7 @@ static enum rc run_greedy(struct forward_rank *r, struct golden *g, int i, struc
     for (int k = 0; k < CONTINUATION && rc == RC_OK; k++) {
         if (p->margins[k] > 2 * MAX_APART && token != p->continuation[k] && !r->rank) g->different++;
         struct kern_segment segment = {0, 1, p->n + k, at->pages, at->slot};
-        struct forward_batch b = {.batch = {&token, {1, 0}, &segment, 1, 1}, .picks = at->rows, .n_picks = 1};
+        struct forward_batch b = {.batch = {&token, {1, 0}, &segment, 1, 1}, .picks = at->rows, .n_picks = 1, .logits = true};
         rc = model_forward_step(r->forward, &b, e);
         if (rc == RC_OK) token = best_of(model_forward_logits(r->forward, 0), g->vocab);
     }

@@ -98,7 +98,7 @@ static enum rc compute(struct rank_run *r, struct model_forward *f)
         for (int i = 0; i < rows; i++) picks[i] = i;
         const bool decode = p >= r->prompt;
         struct forward_batch b = {.batch = {r->g->token + p, {decode ? rows : 0, decode ? 0 : rows}, &segment, 1, decode},
-                                  .picks = picks, .n_picks = rows};
+                                  .picks = picks, .n_picks = rows, .logits = true};
         rc = model_forward_step(f, &b, &r->err);
         for (int i = 0; i < rows && r->logits && rc == RC_OK; i++)
             memcpy(r->logits + (size_t)(p + i) * r->g->n_vocab, model_forward_logits(f, i), r->g->n_vocab * sizeof(float));

@@ -420,7 +420,9 @@ static void test_decode(void **state)
                                                {63, 1, {}},  {64, 1, {}},  {125, 6, {}}, {127, 1, {}},
                                                {128, 1, {}}, {129, 4, {}}, {200, 5, {}}, {1000, 2, {}}};
     const std::vector<struct sequence> far = {{8446, 5, {}}, {16893, 6, {}}, {16896, 1, {}}, {20000, 4, {}}};
-    int bad = 0;
+    std::vector<struct sequence> many;
+    for (int i = 0; i < 45; i++) many.push_back((struct sequence){i * 37 % 700, 1 + i % 3, {}});
+    int bad = run_decode(&shapes[0], many, 300) + run_decode(&shapes[2], many, 301);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         assert_null(op_attn_unsupported(&shapes[i]));
         bad += run_decode(&shapes[i], near, 100 + i);

@@ -1,8 +1,9 @@
 /* Gated DeltaNet on a card: against the recurrence in double precision, and its rows and states against themselves.
  *
  * Values: a state's columns may be off by STATE_TOLERANCE of their length; an output by the rounding to bfloat16 and by
- * OUTPUT_TOLERANCE of |S| |q|, which is what its dot products are rounded against. Bits: rows alone, with others, beside NaN, in other
- * cuts of a prompt, as drafts; states likewise, and after replay. `bench` as the first argument prints times instead. */
+ * OUTPUT_TOLERANCE of |S| |q|, which is what its dot products are rounded against. Bits: rows alone, with others,
+ * beside NaN, in other cuts of a prompt, as drafts; states likewise, and after replay. `bench` as the first argument
+ * prints times instead. */
 #include "cuda_fixture.cuh"
 
 #include <algorithm>
@@ -52,7 +53,8 @@ static struct layer layer_new(const struct gdn_case *c)
     l.width = kern_gdn_width(s);
     l.o_width = s->v_heads * s->v_dim;
     const size_t conv = (size_t)s->conv_width * l.channels, heads = s->v_heads;
-    const size_t a_at = (conv + 63) / 64 * 64, dt_at = a_at + (heads + 63) / 64 * 64, norm_at = dt_at + (heads + 63) / 64 * 64;
+    const size_t a_at = (conv + 63) / 64 * 64, dt_at = a_at + (heads + 63) / 64 * 64,
+                 norm_at = dt_at + (heads + 63) / 64 * 64;
     l.values.resize(norm_at + s->v_dim);
     for (float &x : l.values) x = random_float(&seed);
     for (size_t h = 0; h < heads; h++) {
@@ -68,7 +70,8 @@ static struct layer layer_new(const struct gdn_case *c)
     l.replay_bytes = op_gdn_replay_bytes(s);
     l.states = guarded_new_dev(SLOTS * (l.state_bytes + 256)); /* unused bytes are NaN */
     l.replays = guarded_new_dev(SLOTS * (l.replay_bytes + 64));
-    l.memory = (struct kern_gdn_memory){(char *)l.states.dev, (char *)l.replays.dev, l.state_bytes + 256, l.replay_bytes + 64};
+    l.memory =
+        (struct kern_gdn_memory){(char *)l.states.dev, (char *)l.replays.dev, l.state_bytes + 256, l.replay_bytes + 64};
     return l;
 }
 
@@ -110,7 +113,8 @@ static words slot_get(const struct layer *l, int slot)
 
 static void slot_set(const struct layer *l, int slot, const words &w)
 {
-    CHECK_CUDA(cudaMemcpy(l->memory.state_dev + slot * l->memory.state_stride, w.data(), l->state_bytes, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(l->memory.state_dev + slot * l->memory.state_stride, w.data(), l->state_bytes,
+                          cudaMemcpyHostToDevice));
 }
 
 /* ---- calls ---- */
@@ -128,8 +132,11 @@ static size_t act_index(struct kern_split split, int width, int row, int k)
     const int blocks = act_blocks(width), r = row - split.decode;
     if (r < 0) return (size_t)row * blocks * ACT_BLOCK + k;
     const int in_tile = r % ACT_TILE_ROWS, p = act_place(k & 63);
-    return (act_prefill_offset(split.decode, width) + ((size_t)(r / ACT_TILE_ROWS) * blocks + k / ACT_BLOCK) * ACT_TILE_BYTES +
-            in_tile * 128 + (((p >> 3) ^ (in_tile & 7)) << 4)) / 2 + (p & 7);
+    return (act_prefill_offset(split.decode, width) +
+            ((size_t)(r / ACT_TILE_ROWS) * blocks + k / ACT_BLOCK) * ACT_TILE_BYTES + in_tile * 128 +
+            (((p >> 3) ^ (in_tile & 7)) << 4)) /
+               2 +
+           (p & 7);
 }
 
 /* One call on a batch of these runs, decode runs first; the outputs of each. */
@@ -202,17 +209,20 @@ static int failures;
 static void complain(const struct layer *l, const char *what, const char *detail)
 {
     const struct kern_gdn_shape *s = &l->c.shape;
-    printf("FAILED %d/%d heads %d x %d width %d: %s: %s\n", s->k_heads, s->v_heads, s->k_dim, s->v_dim, s->conv_width, what, detail);
+    printf("FAILED %d/%d heads %d x %d width %d: %s: %s\n", s->k_heads, s->v_heads, s->k_dim, s->v_dim, s->conv_width,
+           what, detail);
     failures++;
 }
 
-template <class T> static void check_same(const struct layer *l, const std::vector<T> &got, const T *want, const char *what)
+template <class T>
+static void check_same(const struct layer *l, const std::vector<T> &got, const T *want, const char *what)
 {
     char detail[128];
     size_t n = 0, first = 0;
     for (size_t i = got.size(); i-- > 0;)
         if (got[i] != want[i]) n++, first = i;
-    snprintf(detail, sizeof detail, "%zu of %zu differ, first %zu: %x, want %x", n, got.size(), first, got[first], want[first]);
+    snprintf(detail, sizeof detail, "%zu of %zu differ, first %zu: %x, want %x", n, got.size(), first, got[first],
+             want[first]);
     if (n) complain(l, what, detail);
 }
 
@@ -275,7 +285,8 @@ static void oracle_head(const struct layer *l, const float *in, int h, struct or
         }
         double q_squares = 0;
         for (int d = 0; d < kd; d++) q_squares += q[d] * q[d];
-        const double root = sqrt(squares / vd + s->norm_eps), error = OUTPUT_TOLERANCE * sqrt(length * q_squares / vd) / root;
+        const double root = sqrt(squares / vd + s->norm_eps),
+                     error = OUTPUT_TOLERANCE * sqrt(length * q_squares / vd) / root;
         for (int c = 0; c < vd; c++) {
             const double z = row[l->channels + h * vd + c], factor = l->host.norm_dev[c] * z * sigmoid(z);
             const size_t at = (size_t)t * l->o_width + h * vd + c;
@@ -312,7 +323,8 @@ static void check_rows(const struct layer *l, const struct oracle *a, int first,
         if (!(off <= worst)) worst = off, at = j;
         if (off != off) break;
     }
-    snprintf(detail, sizeof detail, "%.3f of the bound, row %zu value %zu, want %g", worst, at / l->o_width, at % l->o_width, a->want[at]);
+    snprintf(detail, sizeof detail, "%.3f of the bound, row %zu value %zu, want %g", worst, at / l->o_width,
+             at % l->o_width, a->want[at]);
     if (!(worst <= 1))
         complain(l, what, detail);
     else
@@ -338,7 +350,8 @@ static void check_state(const struct layer *l, const std::vector<double> &want, 
         const double off = sqrt(error / (length + 1e-30));
         if (!(off <= worst)) worst = off, at = c;
     }
-    snprintf(detail, sizeof detail, "column %zu is off by %.2e of its length, all by %.2e", at, worst, sqrt(all / all_length));
+    snprintf(detail, sizeof detail, "column %zu is off by %.2e of its length, all by %.2e", at, worst,
+             sqrt(all / all_length));
     if (!(worst <= STATE_TOLERANCE))
         complain(l, what, detail);
     else
@@ -369,7 +382,10 @@ static struct reference reference_new(const struct layer *l, uint64_t seed, int 
     return f;
 }
 
-static const uint16_t *row_of(const struct layer *l, const struct reference *f, int t) { return &f->out[(size_t)t * l->o_width]; }
+static const uint16_t *row_of(const struct layer *l, const struct reference *f, int t)
+{
+    return &f->out[(size_t)t * l->o_width];
+}
 
 static void test_cuts(const struct layer *l, const struct reference *f)
 {
@@ -441,7 +457,8 @@ static void test_together(const struct layer *l, const struct reference *f, cons
 static void test_case(const struct gdn_case *c)
 {
     struct layer l = layer_new(c);
-    printf("%d/%d heads %d x %d width %d\n", c->shape.k_heads, c->shape.v_heads, c->shape.k_dim, c->shape.v_dim, c->shape.conv_width);
+    printf("%d/%d heads %d x %d width %d\n", c->shape.k_heads, c->shape.v_heads, c->shape.k_dim, c->shape.v_dim,
+           c->shape.conv_width);
     assert_null(op_gdn_unsupported(&c->shape));
     const struct reference f = reference_new(&l, 11, 0), g = reference_new(&l, 12, 0);
     const struct oracle a = oracle_new(&l, f.in);
@@ -464,7 +481,24 @@ static void test_all(void **unused)
     assert_int_equal(failures, 0);
 }
 
-/* More chunks than scratch holds at once, against decoding's own recurrence through the state's bits in other cuts. */
+static void test_unsupported(void **unused)
+{
+    (void)unused;
+    const struct kern_gdn_shape good = {2, 6, 32, 48, 4, 1e-6f};
+    struct kern_gdn_shape s[8] = {good, good, good, good, good, good, good, good};
+    s[0].k_dim = 40;
+    s[1].v_dim = 272;
+    s[2].v_heads = 5;
+    s[3].conv_width = 1;
+    s[4].conv_width = 9;
+    s[5].k_dim = 0;
+    s[6].k_heads = 0;
+    s[7].v_dim = 8;
+    assert_null(op_gdn_unsupported(&good));
+    for (int i = 0; i < 8; i++) assert_non_null(op_gdn_unsupported(&s[i]));
+}
+
+/* More chunks than scratch holds at once. */
 static void test_windows(void **unused)
 {
     (void)unused;
@@ -483,6 +517,14 @@ static void test_windows(void **unused)
         check_same(&l, call_one(&l, false, 1, t, n, in), &whole[(size_t)t * l.o_width], "long prompt in cuts");
     }
     check_same(&l, slot_get(&l, 1), slot_get(&l, 0).data(), "state of a long prompt in cuts");
+    const int rows[] = {1000, 1100, 900};
+    std::vector<struct run> runs;
+    for (int i = 0; i < 3; i++) {
+        slot_clear(&l, 2 + i);
+        runs.push_back((struct run){false, 2 + i, 0, rows[i], in.data()});
+    }
+    const std::vector<bits> several = call(&l, runs);
+    for (const bits &o : several) check_same(&l, o, whole.data(), "several long prompts");
     layer_free(&l);
     assert_int_equal(failures, 0);
 }
@@ -499,7 +541,8 @@ static void bench_one(const struct bench *x)
 {
     enum { LAYERS = 12, ROUNDS = 9 };
     const struct kern_gdn_shape *s = &x->s;
-    const int rows = x->decode_segments * x->rows + x->prefill, slots = std::max(1, x->decode_segments + (x->prefill > 0));
+    const int rows = x->decode_segments * x->rows + x->prefill,
+              slots = std::max(1, x->decode_segments + (x->prefill > 0));
     const struct gdn_case gc = {*s, 1, 1, MIXED};
     struct layer l = layer_new(&gc);
     std::vector<float> in((size_t)rows * l.width);
@@ -535,8 +578,8 @@ static void bench_one(const struct bench *x)
         cudaGraphExec_t exec;
         CHECK_CUDA(cudaStreamBeginCapture(c.stream, cudaStreamCaptureModeThreadLocal));
         for (int i = 0; i < LAYERS; i++) {
-            const struct kern_gdn_memory m = {states + i * slots * l.state_bytes, replays + i * slots * l.replay_bytes, l.state_bytes,
-                                              l.replay_bytes};
+            const struct kern_gdn_memory m = {states + i * slots * l.state_bytes, replays + i * slots * l.replay_bytes,
+                                              l.state_bytes, l.replay_bytes};
             if (x->replay)
                 op_gdn_replay(&c, s, &l.weights, m, 0, x->replay);
             else {
@@ -560,8 +603,9 @@ static void bench_one(const struct bench *x)
             times.push_back(ms);
         }
         std::sort(times.begin(), times.end());
-        printf("%2d/%2d heads, %2d x %d decode rows, %4d prefill, replay %d, %s: %8.2f us a layer\n", s->k_heads, s->v_heads,
-               x->decode_segments, x->rows, x->prefill, x->replay, c.pdl ? "PDL  " : "plain", times[ROUNDS / 2] * 1000 / LAYERS);
+        printf("%2d/%2d heads, %2d x %d decode rows, %4d prefill, replay %d, %s: %8.2f us a layer\n", s->k_heads,
+               s->v_heads, x->decode_segments, x->rows, x->prefill, x->replay, c.pdl ? "PDL  " : "plain",
+               times[ROUNDS / 2] * 1000 / LAYERS);
         cudaGraphExecDestroy(exec);
         cudaGraphDestroy(graph);
     }
@@ -578,12 +622,12 @@ static void bench_one(const struct bench *x)
 static int bench(void)
 {
     const struct kern_gdn_shape whole = {16, 48, 128, 128, 4, 1e-6f}, half = {8, 24, 128, 128, 4, 1e-6f};
-    const struct bench all[] = {{half, 1, 1, 0, 0},    {half, 1, 4, 0, 0},   {half, 1, 6, 0, 0},     {half, 0, 0, 0, 3},
-                                {whole, 1, 1, 0, 0},   {whole, 1, 4, 0, 0},  {whole, 1, 6, 0, 0},    {whole, 0, 0, 0, 3},
-                                {whole, 2, 4, 0, 0},   {whole, 4, 4, 0, 0},  {whole, 8, 4, 0, 0},
-                                {whole, 32, 1, 0, 0},  {whole, 64, 1, 0, 0}, {half, 4, 4, 0, 0},    {half, 8, 4, 0, 0},   {half, 64, 1, 0, 0},
-                                {whole, 0, 0, 64, 0},   {whole, 0, 0, 512, 0},
-                                {whole, 0, 0, 2048, 0}, {half, 0, 0, 512, 0}, {half, 0, 0, 2048, 0}};
+    const struct bench all[] = {
+        {half, 1, 1, 0, 0},   {half, 1, 4, 0, 0},   {half, 1, 6, 0, 0},    {half, 0, 0, 0, 3},     {whole, 1, 1, 0, 0},
+        {whole, 1, 4, 0, 0},  {whole, 1, 6, 0, 0},  {whole, 0, 0, 0, 3},   {whole, 2, 4, 0, 0},    {whole, 4, 4, 0, 0},
+        {whole, 8, 4, 0, 0},  {whole, 32, 1, 0, 0}, {whole, 64, 1, 0, 0},  {half, 4, 4, 0, 0},     {half, 8, 4, 0, 0},
+        {half, 64, 1, 0, 0},  {whole, 0, 0, 64, 0}, {whole, 0, 0, 512, 0}, {whole, 0, 0, 2048, 0}, {half, 0, 0, 512, 0},
+        {half, 0, 0, 2048, 0}};
     for (const struct bench &x : all) bench_one(&x);
     return 0;
 }
@@ -593,6 +637,7 @@ int main(int argc, char **argv)
     setbuf(stdout, NULL);
     card = open_card();
     if (argc > 1 && !strcmp(argv[1], "bench")) return bench();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all), cmocka_unit_test(test_windows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_unsupported), cmocka_unit_test(test_all),
+                                       cmocka_unit_test(test_windows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

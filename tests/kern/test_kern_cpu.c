@@ -149,12 +149,36 @@ ON_EVERY_ISA(test_rms_norm)
 ON_EVERY_ISA(test_swiglu)
 ON_EVERY_ISA(test_hash_rows)
 
+/* Ties go to the lowest id, ids that are not allowed count for nothing, not even when they are no numbers. */
+static void test_best(struct kern *k)
+{
+    enum { ROWS = 6, N = 333, FIRST = 21 };
+    static const int32_t want[ROWS] = {FIRST + 300, FIRST + 7, -1, -1, FIRST + 40, KERN_NO_ID};
+    float *x = random_new(ROWS * N, 91);
+    uint32_t allowed[(FIRST + N + 31) / 32], none[(FIRST + N + 31) / 32] = {0};
+    struct kern_best b[ROWS];
+    memset(allowed, 0xff, sizeof allowed);
+    allowed[(FIRST + 100) / 32] &= ~(UINT32_C(1) << (FIRST + 100) % 32);
+    x[300] = 2;
+    x[N + 7] = x[N + 8] = x[N + 200] = 3;
+    x[2 * N + 150] = NAN;
+    x[3 * N + N - 1] = INFINITY;
+    x[4 * N + 100] = NAN, x[4 * N + 40] = 5;
+    k->best(k, x, ROWS - 1, N, FIRST, allowed, b);
+    k->best(k, x + (ROWS - 1) * N, 1, N, FIRST, none, b + ROWS - 1);
+    for (int r = 0; r < ROWS; r++) assert_int_equal(b[r].id, want[r]);
+    assert_true(b[0].logit == 2 && b[1].logit == 3 && b[4].logit == 5);
+    free(x);
+}
+ON_EVERY_ISA(test_best)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open),
         cmocka_unit_test(test_rms_norm_isas),
         cmocka_unit_test(test_swiglu_isas),
+        cmocka_unit_test(test_best_isas),
         cmocka_unit_test(test_hash_rows_isas),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -131,7 +131,7 @@ static enum rc feed(struct forward_rank *r, struct place *at, const int32_t *tok
     at->segments[0] = (struct kern_segment){0, rows, position, at->pages, at->slot};
     for (int i = 0; i < rows; i++) at->picks[i] = i;
     struct forward_batch b = {.batch = {at->tokens, split_of(decode, rows), at->segments, 1, decode}, .picks = at->picks,
-                              .n_picks = rows};
+                              .n_picks = rows, .logits = true};
     if (crowded) add_companion(at, &b, r->forward, r->config->vocab);
     *row_first = at->picks[0];
     return model_forward_step(r->forward, &b, e);
@@ -148,7 +148,7 @@ static enum rc feed_mtp(struct forward_rank *r, struct place *at, const struct g
     at->mtp_rows = rows;
     struct mtp_batch b = {.hidden = hidden, .source = hidden == MTP_HIDDEN_KEPT ? NULL : source};
     b.rows = (struct forward_batch){.batch = {g->tokens + position + 1, split_of(decode, rows), &segment, 1, decode},
-                                    .picks = at->picks, .n_picks = rows};
+                                    .picks = at->picks, .n_picks = rows, .logits = true};
     enum rc rc = model_forward_mtp(r->forward, &b, e);
     for (int i = 0; i < rows && out && rc == RC_OK; i++)
         memcpy(out + (size_t)(position + i) * (size_t)g->vocab, model_forward_mtp_logits(r->forward, i),
