@@ -1,8 +1,8 @@
 /* blocks: the byte layout of weights in device memory, and how a warp reads them.
  *
- * A block is 16 rows x 64 columns. Lane 4 g + q of a warp owns, of rows g and g + 8, columns 16 q .. 16 q + 15 of the block: what
- * it reads itself becomes its A fragments of four mma m16n8k16 (or a row quarter of wgmma's A operand), without an exchange.
- * Instruction j multiplies the lane's columns 4 j + {0, 1} (K = 2 q + {0, 1}) and 4 j + {2, 3} (K = 2 q + 8 + {0, 1});
+ * A block is 16 rows x 64 columns. Lane 4 g + q of a warp owns, of rows g and g + 8, columns 16 q .. 16 q + 15 of the block:
+ * what it reads itself becomes its A fragments of four mma m16n8k16 (or a row quarter of wgmma's A operand), without an
+ * exchange. Instruction j multiplies the lane's columns 4 j + {0, 1} (K = 2 q + {0, 1}) and 4 j + {2, 3} (8 further);
  * act_place of act.cuh is the same order for the other operand.
  *
  * A slab is 512 bytes, 16 a lane, in the order of lanes. "Words" are little-endian uint32.
@@ -15,13 +15,13 @@
  *   INT8   as FP8, signed codes. Fragments are the codes.
  *   BF16   a plane is four slabs: row g columns 0-7, 8-15, row g + 8 columns 0-7, 8-15. Planes of a block follow each other.
  *
- * All of this is exact in bfloat16. A row's sum times row_scale_dev gives the number: the act's 2^60 and the format's power are
- * in it.
+ * All of this is exact in bfloat16. A row's sum times row_scale_dev gives the number: the act's 2^60 and the format's power
+ * are in it.
  *
- * Group scales (FP8 and INT8: groups of 16, 32, 64 or 128 columns; [tiles][groups][16], block_groups of them) are
- * applied to FP32 sums. Groups of 64 and more: a group's chain starts from zero in t, then acc = fma(t, scale, acc).
- * Groups of 16 and 32 are lanes 1 or 2 of each quad: block_mask_lanes zeroes the others' fragments, one group after the other. A
- * minimum (of groups of 16 and 32): t of A = 1 (block_ones) over the group's columns, acc = fma(t, min, acc), after the scale. */
+ * Group scales (FP8 and INT8: groups of 16, 32, 64 or 128 columns; [tiles][groups][16], block_groups of them) are applied to
+ * FP32 sums. Groups of 64 and more: a group's chain starts from zero in t, then acc = fma(t, scale, acc). Groups of 16 and 32
+ * are lanes 1 or 2 of each quad: block_mask_lanes zeroes the others' fragments, one group after the other. A minimum (of
+ * groups of 16 and 32): t of A = 1 (block_ones) over the group's columns, acc = fma(t, min, acc), after the scale. */
 #ifndef TANDEM_BLOCKS_CUH
 #define TANDEM_BLOCKS_CUH
 
@@ -46,13 +46,17 @@ enum {
 
 static inline __host__ __device__ int block_bytes(int format, int planes)
 {
-    return format == BLOCK_NVFP4 ? BLOCK_NVFP4_BYTES : format == BLOCK_BF16 ? planes * BLOCK_PLANE_BYTES : BLOCK_FP8_BYTES;
+    return format == BLOCK_NVFP4  ? BLOCK_NVFP4_BYTES
+           : format == BLOCK_BF16 ? planes * BLOCK_PLANE_BYTES
+                                  : BLOCK_FP8_BYTES;
 }
 
 /* Group scales of one row: whole blocks are covered, scales of padding are zero. */
 static inline __host__ __device__ int block_groups(int blocks, int group)
 {
-    return group == 0 ? 0 : group < BLOCK_COLS ? blocks * (BLOCK_COLS / group) : (blocks * BLOCK_COLS + group - 1) / group;
+    return group == 0           ? 0
+           : group < BLOCK_COLS ? blocks * (BLOCK_COLS / group)
+                                : (blocks * BLOCK_COLS + group - 1) / group;
 }
 
 /* Place in its word of bit 0, 1, 2 (magnitude) and 3 (sign) of column 2 * pair + odd of the word's 8 columns. */
@@ -165,7 +169,8 @@ __device__ __forceinline__ void block_read(const uint8_t *block, int lane, struc
 }
 
 /* a[j]: the fragments of instruction j, in the order of mma's operands. */
-template <int FORMAT> __device__ __forceinline__ void block_expand(const struct block_words<FORMAT> *w, uint32_t (&a)[4][4])
+template <int FORMAT>
+__device__ __forceinline__ void block_expand(const struct block_words<FORMAT> *w, uint32_t (&a)[4][4])
 {
     if constexpr (FORMAT == BLOCK_NVFP4) {
         const uint4 c = w->slab[0];
@@ -194,8 +199,10 @@ template <int FORMAT> __device__ __forceinline__ void block_expand(const struct 
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 uint32_t pair[2];
-                if (FORMAT == BLOCK_FP8) fp8_expand(word[j], pair);
-                else int8_expand(word[j], pair);
+                if (FORMAT == BLOCK_FP8)
+                    fp8_expand(word[j], pair);
+                else
+                    int8_expand(word[j], pair);
                 a[j][h] = pair[0], a[j][2 + h] = pair[1];
             }
         }
@@ -212,7 +219,8 @@ __device__ __forceinline__ void block_decode(const uint8_t *block, int lane, uin
 }
 
 /* Keeps the fragments of lanes q_first .. q_first + q_count - 1 of a quad, the columns of a group narrower than a block. */
-__device__ __forceinline__ void block_mask_lanes(const uint32_t (&a)[4][4], int lane, int q_first, int q_count, uint32_t (&out)[4][4])
+__device__ __forceinline__ void block_mask_lanes(const uint32_t (&a)[4][4], int lane, int q_first, int q_count,
+                                                 uint32_t (&out)[4][4])
 {
     const uint32_t keep = (unsigned)((lane & 3) - q_first) < (unsigned)q_count ? 0xffffffffu : 0;
 #pragma unroll

@@ -512,15 +512,15 @@ static void gdn(struct kern *k, const struct kern_gdn_shape *s, const struct ker
     NOTE(c, "Gated DeltaNet of %d rows, %d and %d heads", b->rows, s->k_heads, s->v_heads);
 }
 
-static void gdn_replay(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, struct kern_gdn_memory m,
-                       int slot, int rows)
+static void gdn_replay(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, int n_layers,
+                       struct kern_gdn_memory m, int slot, int rows)
 {
     struct kern_cuda *c = context(k);
     if (!rows) return;
     watch_start(c, GDN_REPLAY);
-    op_gdn_replay(&c->context, s, w, m, slot, rows);
+    op_gdn_replay(&c->context, s, w, n_layers, m, slot, rows);
     watch_stop(c);
-    NOTE(c, "replay of %d rows, %d and %d heads", rows, s->k_heads, s->v_heads);
+    NOTE(c, "replay of %d rows in %d layers, %d and %d heads", rows, n_layers, s->k_heads, s->v_heads);
 }
 
 static void rms_norm(struct kern *k, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y,

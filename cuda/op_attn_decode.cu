@@ -22,6 +22,7 @@
 
 enum {
     MERGE_THREADS = 256,
+    MERGE_LANES = MERGE_THREADS / 16,
     FAST_DIM = 256,
     FAST_RATIO = 8,
     FAST_CODES_BYTES = KV_PAGE_TOKENS * FAST_DIM,
@@ -470,8 +471,8 @@ static __device__ __forceinline__ void fast_probs(struct fast_state<NQ> &t, cons
 #pragma unroll
         for (int n = 0; n < NQ; n++) {
             const float a0 = exp2_approximate(shrink[n][0]), a1 = exp2_approximate(shrink[n][1]);
-            t.sum[n][0] *= a0;
-            t.sum[n][1] *= a1;
+            t.sum[n][0] = __fmul_rn(t.sum[n][0], a0); /* never fused with the sum below: the branch must not show */
+            t.sum[n][1] = __fmul_rn(t.sum[n][1], a1);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 t.out[i][n][0] *= a0;
@@ -685,13 +686,45 @@ template <bool FAST> static __device__ __forceinline__ float4 merge_part(const s
     return make_float4(a.x, a.y, b.x, b.y);
 }
 
+struct merge_shared {
+    float weight[DECODE_SPLITS]; /* of partial results */
+    float most[MERGE_THREADS / 32], sum[MERGE_THREADS / 32];
+    float4 lanes[MERGE_LANES][16];
+};
+
+/* Thread i has split i's maximum and sum, LOWEST and 0 where there is none. Returns the sum over all splits. */
+template <bool FAST>
+static __device__ __forceinline__ float merge_weights(struct merge_shared *m, float2 stat, int splits)
+{
+    const int i = threadIdx.x;
+    float most = stat.x;
+    for (int k = 16; k; k /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, k));
+    if (i % 32 == 0) m->most[i / 32] = most;
+    __syncthreads();
+    most = m->most[0];
+    for (int k = 1; k < MERGE_THREADS / 32; k++) most = fmaxf(most, m->most[k]);
+    const float factor = i < splits ? exp2_approximate(stat.x - most) : 0.0f;
+    float sum = i < splits ? factor * stat.y : 0.0f;
+    if (i < DECODE_SPLITS) m->weight[i] = FAST ? sum : factor;
+    for (int k = 16; k; k /= 2) sum += __shfl_xor_sync(~0u, sum, k);
+    if (i % 32 == 0) m->sum[i / 32] = sum;
+    __syncthreads();
+    sum = m->sum[0];
+    for (int k = 1; k < MERGE_THREADS / 32; k++) sum += m->sum[k];
+    return sum;
+}
+
+static __device__ __forceinline__ float sigmoid_times(float x, float gate)
+{
+    return x / (1.0f + exp2_approximate(-gate * LOG2_E));
+}
+
 /* A block takes 64 dimensions of one (row, head): a lane of 16 takes every 16th split, then the lanes in order. */
 template <bool FAST>
 static __global__ void __launch_bounds__(MERGE_THREADS) attn_decode_merge(const __grid_constant__ struct decode_call c)
 {
-    enum { LANES = MERGE_THREADS / 16, MOST = (DECODE_SPLITS + LANES - 1) / LANES };
-    __shared__ float weight[DECODE_SPLITS], most_of[MERGE_THREADS / 32], sum_of[MERGE_THREADS / 32];
-    __shared__ float4 lane_sums[LANES][16];
+    enum { MOST = (DECODE_SPLITS + MERGE_LANES - 1) / MERGE_LANES };
+    __shared__ struct merge_shared m;
     pdl_go();
     const struct kern_attn_shape *s = &c.shape;
     const int row = blockIdx.x / s->n_heads, head = blockIdx.x % s->n_heads, i = threadIdx.x;
@@ -711,49 +744,36 @@ static __global__ void __launch_bounds__(MERGE_THREADS) attn_decode_merge(const 
     }
 #pragma unroll
     for (int k = 0; k < MOST; k++)
-        if (lane + LANES * k < splits && place < dim)
-            part[k] = merge_part<FAST>(&c, (at + lane + LANES * k) * dim + place);
-    float most = stat.x;
-    for (int k = 16; k; k /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, k));
-    if (i % 32 == 0) most_of[i / 32] = most;
-    __syncthreads();
-    most = most_of[0];
-    for (int k = 1; k < MERGE_THREADS / 32; k++) most = fmaxf(most, most_of[k]);
-    const float factor = i < splits ? exp2_approximate(stat.x - most) : 0.0f;
-    float sum = i < splits ? factor * stat.y : 0.0f;
-    if (i < DECODE_SPLITS) weight[i] = FAST ? sum : factor;
-    for (int k = 16; k; k /= 2) sum += __shfl_xor_sync(~0u, sum, k);
-    if (i % 32 == 0) sum_of[i / 32] = sum;
-    __syncthreads();
+        if (lane + MERGE_LANES * k < splits && place < dim)
+            part[k] = merge_part<FAST>(&c, (at + lane + MERGE_LANES * k) * dim + place);
+    const float sum = merge_weights<FAST>(&m, stat, splits);
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int k = 0; k < MOST; k++)
-        if (lane + LANES * k < splits && place < dim) {
-            const float w = weight[lane + LANES * k];
+        if (lane + MERGE_LANES * k < splits && place < dim) {
+            const float w = m.weight[lane + MERGE_LANES * k];
             o.x = fmaf(part[k].x, w, o.x);
             o.y = fmaf(part[k].y, w, o.y);
             o.z = fmaf(part[k].z, w, o.z);
             o.w = fmaf(part[k].w, w, o.w);
         }
-    lane_sums[lane][column] = o;
+    m.lanes[lane][column] = o;
     __syncthreads();
     const int width = s->n_heads * dim;
     const struct kern_split split = {c.batch.decode_rows, c.batch.rows - c.batch.decode_rows};
     if (blockIdx.y == 0 && head == s->n_heads - 1 && width + 2 * i < act_blocks(width) * ACT_BLOCK)
         act_store2(c.act, split, width, row, width + 2 * i, 0.0f, 0.0f);
     if (lane || place >= dim) return;
-    for (int k = 1; k < LANES; k++) {
-        const float4 x = lane_sums[k][column];
+    for (int k = 1; k < MERGE_LANES; k++) {
+        const float4 x = m.lanes[k][column];
         o.x += x.x, o.y += x.y, o.z += x.z, o.w += x.w;
     }
-    sum = sum_of[0];
-    for (int k = 1; k < MERGE_THREADS / 32; k++) sum += sum_of[k];
     o.x /= sum, o.y /= sum, o.z /= sum, o.w /= sum;
     if (s->gated) {
-        o.x /= 1.0f + exp2_approximate(-gate[0].x * LOG2_E);
-        o.y /= 1.0f + exp2_approximate(-gate[0].y * LOG2_E);
-        o.z /= 1.0f + exp2_approximate(-gate[1].x * LOG2_E);
-        o.w /= 1.0f + exp2_approximate(-gate[1].y * LOG2_E);
+        o.x = sigmoid_times(o.x, gate[0].x);
+        o.y = sigmoid_times(o.y, gate[0].y);
+        o.z = sigmoid_times(o.z, gate[1].x);
+        o.w = sigmoid_times(o.w, gate[1].y);
     }
     act_store2(c.act, split, width, row, head * dim + d, o.x, o.y);
     act_store2(c.act, split, width, row, head * dim + e, o.z, o.w);
@@ -761,9 +781,15 @@ static __global__ void __launch_bounds__(MERGE_THREADS) attn_decode_merge(const 
 
 /* ---- launchers ---- */
 
+static bool is_fast(const struct kern_attn_shape *s)
+{
+    return s->kv == KV_INT8 && s->head_dim == FAST_DIM && s->n_heads / s->n_kv_heads <= FAST_RATIO;
+}
+
 static size_t outputs_bytes(const struct kern_attn_shape *s, int decode_rows)
 {
-    return (size_t)decode_rows * (size_t)s->n_heads * DECODE_SPLITS * (size_t)s->head_dim * sizeof(float);
+    const size_t splits = (size_t)decode_rows * (size_t)s->n_heads * DECODE_SPLITS;
+    return splits * (size_t)s->head_dim * (is_fast(s) ? sizeof(__half) : sizeof(float));
 }
 
 size_t op_attn_decode_scratch_bytes(const struct kern_attn_shape *s, int decode_rows)
@@ -787,15 +813,14 @@ void op_attn_decode(const struct op_context *c, const struct device_batch *b, co
     if (!b->decode_rows) return;
     float2 *stats = (float2 *)((char *)scratch + outputs_bytes(s, b->decode_rows));
     const struct decode_call call = {*b, *s, kv, qkv, (float *)scratch, stats, o_act};
-    const int ratio = s->n_heads / s->n_kv_heads;
     const dim3 merge_grid((unsigned)(b->decode_rows * s->n_heads), (unsigned)(s->head_dim + 63) / 64);
-    if (s->kv != KV_INT8 || s->head_dim != FAST_DIM || ratio > FAST_RATIO) {
+    if (!is_fast(s)) {
         attn_decode_plain_launch(c, &call);
         op_launch(c, attn_decode_merge<false>, merge_grid, dim3(MERGE_THREADS), 0, call);
         return;
     }
     const int most = b->decode_rows - b->n_decode_segments + 1; /* rows of a segment */
-    const int columns = ratio * (most < 1 + KERN_MAX_DRAFTS ? most : 1 + KERN_MAX_DRAFTS);
+    const int columns = s->n_heads / s->n_kv_heads * (most < 1 + KERN_MAX_DRAFTS ? most : 1 + KERN_MAX_DRAFTS);
     if (columns > 24)
         launch_fast<5, 2>(c, &call);
     else if (columns > 8)

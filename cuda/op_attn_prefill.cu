@@ -11,8 +11,13 @@
 
 #include <math.h>
 
-enum { PLAIN_ROWS = 16, PLAIN_THREADS = 256, PLAIN_LANES = PLAIN_THREADS / PLAIN_ROWS, PLAIN_KEYS = 64 / PLAIN_LANES,
-       PLAIN_MAX_DIM = 256 };
+enum {
+    PLAIN_ROWS = 16,
+    PLAIN_THREADS = 256,
+    PLAIN_LANES = PLAIN_THREADS / PLAIN_ROWS,
+    PLAIN_KEYS = 64 / PLAIN_LANES,
+    PLAIN_MAX_DIM = 256
+};
 
 /* Shared memory: a page's keys or values in rows of head_dim + 1, so that 16 lanes with a key each meet 16 banks; the queries;
  * the probabilities. */
@@ -28,8 +33,8 @@ __device__ static void plain_load(const struct prefill_call &p, const char *half
     const int dim = p.shape.head_dim;
     for (int i = threadIdx.x; i < n_slots * dim; i += PLAIN_THREADS) {
         const int slot = i / dim, d = i - slot * dim;
-        to[slot * (dim + 1) + d] = keys ? kv_page_key(p.shape.kv, half, dim, slot, d)
-                                        : kv_page_value(p.shape.kv, half, dim, slot, d);
+        to[slot * (dim + 1) + d] =
+            keys ? kv_page_key(p.shape.kv, half, dim, slot, d) : kv_page_value(p.shape.kv, half, dim, slot, d);
     }
 }
 
@@ -154,6 +159,6 @@ void op_attn_prefill(const struct op_context *c, const struct device_batch *b, c
     }
     const size_t shared_bytes = plain_shared_bytes(s->head_dim);
     cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-    op_launch(c, plain_kernel, dim3((unsigned)s->n_heads, (unsigned)prefill_tiles_bound(b, PLAIN_ROWS)), dim3(PLAIN_THREADS),
-              shared_bytes, call);
+    op_launch(c, plain_kernel, dim3((unsigned)s->n_heads, (unsigned)prefill_tiles_bound(b, PLAIN_ROWS)),
+              dim3(PLAIN_THREADS), shared_bytes, call);
 }

@@ -23,8 +23,9 @@ enum { PAGE = KV_PAGE_TOKENS, GROUP = 128, CONSUMERS = 2, THREADS = (CONSUMERS +
 enum { BARRIER_QUERIES = 1, BARRIER_TURN = 3 }; /* named barriers, one a consumer */
 
 /* Shared memory of a block, in bytes from its beginning. What is read by matrix instructions begins at multiples of 1024. */
-template <int DIM, enum kv_format FORMAT> struct layout {
-    static constexpr int tile_bytes = PAGE * DIM * 2;       /* a page's keys, or values, unpacked; queries of a head */
+template <int DIM, enum kv_format FORMAT>
+struct layout {
+    static constexpr int tile_bytes = 2 * PAGE *DIM; /* a page's keys, or values, unpacked; queries of a head */
     static constexpr int half_bytes = FORMAT == KV_INT8 ? PAGE * DIM + PAGE * DIM / KV_INT8_RUN * 2 : PAGE * DIM * 2;
     static constexpr int queries = 0;
     static constexpr int keys = queries + CONSUMERS * tile_bytes;
@@ -45,15 +46,24 @@ struct barriers {
 };
 enum { KEYS_FULL = 0, KEYS_EMPTY = 2, VALUES_FULL = 4, VALUES_EMPTY = 6, BARRIERS = 8 };
 
-__device__ __forceinline__ uint32_t bar_at(struct barriers b, int which, int i) { return b.first + (which + (i & 1)) * 8; }
+__device__ __forceinline__ uint32_t bar_at(struct barriers b, int which, int i)
+{
+    return b.first + (which + (i & 1)) * 8;
+}
 /* Page i of a ring of two has come, or its place is free for the first time or again. */
-__device__ __forceinline__ void wait_full(struct barriers b, int which, int i) { mbar_wait(bar_at(b, which, i), i >> 1 & 1); }
+__device__ __forceinline__ void wait_full(struct barriers b, int which, int i)
+{
+    mbar_wait(bar_at(b, which, i), i >> 1 & 1);
+}
 __device__ __forceinline__ void wait_empty(struct barriers b, int which, int i)
 {
     mbar_wait(bar_at(b, which, i), (i >> 1 & 1) ^ 1);
 }
 
-__device__ __forceinline__ void named_barrier(int id) { asm volatile("bar.sync %0,%1;" ::"r"(id), "n"((int)GROUP) : "memory"); }
+__device__ __forceinline__ void named_barrier(int id)
+{
+    asm volatile("bar.sync %0,%1;" ::"r"(id), "n"((int)GROUP) : "memory");
+}
 /* Consumers start products in turn, so that one multiplies while the other computes probabilities. */
 __device__ __forceinline__ void take_turn(int consumer)
 {
@@ -64,7 +74,7 @@ __device__ __forceinline__ void give_turn(int consumer)
     asm volatile("bar.arrive %0,%1;" ::"r"(BARRIER_TURN + consumer), "n"(CONSUMERS * GROUP) : "memory");
 }
 /* Makes this thread's writes to shared memory visible to matrix instructions. */
-__device__ __forceinline__ void operand_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void operand_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ uint32_t cluster_rank()
 {
@@ -87,7 +97,8 @@ __device__ __forceinline__ uint32_t peer_address(uint32_t address, uint32_t rank
 
 __device__ __forceinline__ void peer_store(uint32_t to, float x0, float x1, float x2, float x3)
 {
-    asm volatile("st.shared::cluster.v4.f32 [%0],{%1,%2,%3,%4};" ::"r"(to), "f"(x0), "f"(x1), "f"(x2), "f"(x3) : "memory");
+    asm volatile("st.shared::cluster.v4.f32 [%0],{%1,%2,%3,%4};" ::"r"(to), "f"(x0), "f"(x1), "f"(x2), "f"(x3)
+                 : "memory");
 }
 
 /* ---- what a block works on ---- */
@@ -119,17 +130,19 @@ __device__ __forceinline__ struct work find_work(const struct prefill_call &p, u
 /* Two warps unpack keys, two values. A piece is at most eight items a thread, of 16 bytes as they are stored, and the scales of
  * codes; the next piece is loaded item by item while this one is unpacked.
  *
- * Keys: an item of the 64 threads is a block of 16 slots, 1024 bytes. With cells of two bytes eight threads in a row have two
- * slots that differ in bits 0 and 2, and so meet all banks when they write. An item becomes two chunks of an operand row (codes),
- * or one, which of an odd block is in the upper half of the row.
+ * Keys: an item of the 64 threads is a block of 16 slots, 1024 bytes. With cells of two bytes eight threads in a row have
+ * two slots that differ in bits 0 and 2, and so meet all banks when they write. An item becomes two chunks of an operand row
+ * (codes), or one, which of an odd block is in the upper half of the row.
  * Values: an item of a warp is a block of 512 bytes; each warp has half of a tile's blocks. stmatrix writes 16 dimensions x 16
  * slots, each lane giving the address of a row. */
-template <int DIM, enum kv_format FORMAT> struct pieces {
+template <int DIM, enum kv_format FORMAT>
+struct pieces {
     static constexpr int cell_bytes = FORMAT == KV_INT8 ? 1 : 2, runs = DIM / KV_INT8_RUN;
     static constexpr int all_items = PAGE * DIM * cell_bytes / 16 / TEAM, items = all_items < 8 ? all_items : 8;
-    static constexpr int parts = all_items / items, tiles = PAGE / 16 / parts; /* pieces of a page; tiles of 16 slots of one */
+    static constexpr int parts = all_items / items; /* pieces of a page */
+    static constexpr int tiles = PAGE / 16 / parts; /* of 16 slots, of a piece */
     static constexpr int bytes = PAGE * DIM * cell_bytes / parts;
-    static constexpr int key_blocks = items / tiles;                      /* of a tile */
+    static constexpr int key_blocks = items / tiles;                            /* of a tile */
     static constexpr int value_blocks = 2 * items / tiles, own = items / tiles; /* of a tile; a warp's */
     static constexpr int value_dims = DIM / value_blocks;
     static constexpr int of_scale = own < 2 ? 1 : 2; /* items of values in a row that have the same scales */
@@ -171,7 +184,8 @@ struct lane_places {
     uint32_t exponents; /* 0x64646464, in a register */
 };
 
-template <int DIM, enum kv_format FORMAT, bool VALUES> __device__ __forceinline__ struct lane_places find_places(int thread)
+template <int DIM, enum kv_format FORMAT, bool VALUES>
+__device__ __forceinline__ struct lane_places find_places(int thread)
 {
     typedef struct pieces<DIM, FORMAT> P;
     struct lane_places at;
@@ -237,7 +251,9 @@ template <enum kv_format FORMAT> __device__ __forceinline__ uint32_t pair_f16(ui
 {
     if (FORMAT == KV_F16) return stored;
     uint32_t r;
-    asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(__uint_as_float(stored & 0xffff0000u)), "f"(__uint_as_float(stored << 16)));
+    asm("cvt.rn.f16x2.f32 %0,%1,%2;"
+        : "=r"(r)
+        : "f"(__uint_as_float(stored & 0xffff0000u)), "f"(__uint_as_float(stored << 16)));
     return r;
 }
 
@@ -270,9 +286,10 @@ struct own_page {
     char *broken;
 };
 
-/* In a tile's own page: a pair of values, or of values' scales, of slots slot and slot + 1, with zeros in place of slots that no
- * row sees, and of what is not finite as float16, which is noted. */
-template <enum kv_format FORMAT> __device__ __forceinline__ uint32_t select_pair(uint32_t pair, int slot, struct own_page own)
+/* In a tile's own page: a pair of values, or of values' scales, of slots slot and slot + 1, with zeros in place of slots
+ * that no row sees, and of what is not finite as float16, which is noted. */
+template <enum kv_format FORMAT>
+__device__ __forceinline__ uint32_t select_pair(uint32_t pair, int slot, struct own_page own)
 {
     const uint32_t too_large = FORMAT == KV_BF16 ? 0x4780 : 0x7c00;
 #pragma unroll
@@ -287,7 +304,8 @@ template <enum kv_format FORMAT> __device__ __forceinline__ uint32_t select_pair
 
 /* Of codes the scales are selected. */
 template <int DIM, enum kv_format FORMAT, int ITEMS>
-__device__ __forceinline__ void select_values(struct piece<ITEMS> *p, int part, struct own_page own, const struct lane_places &at)
+__device__ __forceinline__ void select_values(struct piece<ITEMS> *p, int part, struct own_page own,
+                                              const struct lane_places &at)
 {
     typedef struct pieces<DIM, FORMAT> P;
 #pragma unroll
@@ -308,14 +326,15 @@ __device__ __forceinline__ void select_values(struct piece<ITEMS> *p, int part, 
 /* Four 8 x 8 matrices in the order of fragments: dimensions 0..7 and 8..15 of slots 0..7, then of slots 8..15. */
 __device__ __forceinline__ void store_fragments(uint32_t to, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(a0), "r"(a1), "r"(a2), "r"(a3)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(a0), "r"(a1), "r"(a2),
+                 "r"(a3)
                  : "memory");
 }
 
 /* lower and upper: scales of the lane's slots in the lower and upper eight of the tile; chunk: of the piece's first tile. */
 template <int DIM, enum kv_format FORMAT>
-__device__ __forceinline__ void unpack_value(uint4 x, uint32_t lower, uint32_t upper, int i, uint32_t rows, uint32_t chunk,
-                                             uint32_t exponents)
+__device__ __forceinline__ void unpack_value(uint4 x, uint32_t lower, uint32_t upper, int i, uint32_t rows,
+                                             uint32_t chunk, uint32_t exponents)
 {
     typedef struct pieces<DIM, FORMAT> P;
     const uint32_t to = rows + i % P::own * P::value_dims * 128 + (chunk ^ i / P::own << 5);
@@ -331,8 +350,8 @@ __device__ __forceinline__ void unpack_value(uint4 x, uint32_t lower, uint32_t u
 
 /* Unpacks a piece to an operand tile; next: the half of the page that the next piece, next_part, is of; NULL: there is none. */
 template <int DIM, enum kv_format FORMAT, bool VALUES, int ITEMS>
-__device__ __forceinline__ void unpack_piece(struct piece<ITEMS> *p, int part, const char *next, int next_part, uint32_t tile,
-                                             const struct lane_places &at)
+__device__ __forceinline__ void unpack_piece(struct piece<ITEMS> *p, int part, const char *next, int next_part,
+                                             uint32_t tile, const struct lane_places &at)
 {
     typedef struct pieces<DIM, FORMAT> P;
     const uint32_t rows = VALUES ? tile + at.to[0] : tile + part * P::tiles * 16 * 128;
@@ -363,8 +382,8 @@ __device__ __forceinline__ void hand_over(struct barriers bars, int which, int p
 }
 
 template <int DIM, enum kv_format FORMAT, bool VALUES>
-__device__ __forceinline__ void produce(const struct prefill_call &p, const struct work &w, char *shared, struct barriers bars,
-                                        int thread)
+__device__ __forceinline__ void produce(const struct prefill_call &p, const struct work &w, char *shared,
+                                        struct barriers bars, int thread)
 {
     typedef struct layout<DIM, FORMAT> L;
     typedef struct pieces<DIM, FORMAT> P;
@@ -396,8 +415,8 @@ __device__ __forceinline__ void produce(const struct prefill_call &p, const stru
 
 /* ---- consumers ---- */
 
-/* Of one head and 64 rows; a thread has rows g and g + 8 of its warp's 16, g = lane / 4, and columns 8 i + 2 (lane % 4) + {0, 1}:
- * o[4 i + {0, 1}] of row g, o[4 i + {2, 3}] of row g + 8. A sum is of the thread's own columns until the end. */
+/* Of one head and 64 rows; a thread has rows g and g + 8 of its warp's 16, g = lane / 4, and columns 8 i + 2 (lane % 4)
+ * + {0, 1}: o[4 i + {0, 1}] of row g, o[4 i + {2, 3}] of row g + 8. A sum is of the thread's own columns until the end. */
 template <int DIM> struct state {
     float o[DIM / 2];
     float max[2], sum[2];
@@ -405,7 +424,8 @@ template <int DIM> struct state {
 
 /* Queries as float16 to an operand tile; rows past the tile's are zeros. */
 template <int DIM>
-__device__ __forceinline__ void load_queries(const struct prefill_call &p, const struct work &w, int head, char *to, int thread)
+__device__ __forceinline__ void load_queries(const struct prefill_call &p, const struct work &w, int head, char *to,
+                                             int thread)
 {
     const int pieces = DIM / 4;
 #pragma unroll 8
@@ -415,7 +435,8 @@ __device__ __forceinline__ void load_queries(const struct prefill_call &p, const
         if (r < w.tile.rows) x = *(const float4 *)(prefill_query(p, w.tile.row_first + r, head) + d);
         const __half2 lower = __floats2half2_rn(x.x, x.y), upper = __floats2half2_rn(x.z, x.w);
         char *row = to + d / 64 * PAGE * 128 + r * 128;
-        *(uint2 *)(row + ((d % 64 / 8 ^ r & 7) << 4) + d % 8 * 2) = make_uint2(*(const uint32_t *)&lower, *(const uint32_t *)&upper);
+        *(uint2 *)(row + ((d % 64 / 8 ^ r & 7) << 4) + d % 8 * 2) =
+            make_uint2(*(const uint32_t *)&lower, *(const uint32_t *)&upper);
     }
 }
 
@@ -429,7 +450,8 @@ template <int DIM> __device__ __forceinline__ void start_scores(float (&s)[32], 
     wgmma_commit();
 }
 
-template <int DIM> __device__ __forceinline__ void start_outputs(struct state<DIM> *t, const uint32_t (&probs)[4][4], uint32_t values)
+template <int DIM>
+__device__ __forceinline__ void start_outputs(struct state<DIM> *t, const uint32_t (&probs)[4][4], uint32_t values)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) wgmma_registers(t->o, probs[k], values, k * 2);
@@ -438,8 +460,8 @@ template <int DIM> __device__ __forceinline__ void start_outputs(struct state<DI
 
 /* In the tile's own page row r sees slots 0..r. What is broken is known when the values have been unpacked. */
 template <int DIM>
-__device__ __forceinline__ void finish_scores(const struct work &w, struct barriers bars, const char *broken, int page, int row,
-                                              int lane, float (&s)[32])
+__device__ __forceinline__ void finish_scores(const struct work &w, struct barriers bars, const char *broken, int page,
+                                              int row, int lane, float (&s)[32])
 {
     if (!w.has_last || page < w.pages - 1) return;
     wait_full(bars, VALUES_FULL, page);
@@ -452,7 +474,8 @@ __device__ __forceinline__ void finish_scores(const struct work &w, struct barri
 }
 
 /* Scores become probabilities. shrink: what earlier sums are multiplied by. */
-template <int DIM> __device__ __forceinline__ void softmax_step(struct state<DIM> *t, float (&s)[32], float scale, float (&shrink)[2])
+template <int DIM>
+__device__ __forceinline__ void softmax_step(struct state<DIM> *t, float (&s)[32], float scale, float (&shrink)[2])
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -499,8 +522,8 @@ __device__ __forceinline__ void release(struct barriers bars, int which, int pag
 }
 
 template <int DIM, enum kv_format FORMAT>
-__device__ __forceinline__ void consume(const struct prefill_call &p, const struct work &w, char *shared, struct barriers bars,
-                                        int consumer, int thread, struct state<DIM> *t)
+__device__ __forceinline__ void consume(const struct prefill_call &p, const struct work &w, char *shared,
+                                        struct barriers bars, int consumer, int thread, struct state<DIM> *t)
 {
     typedef struct layout<DIM, FORMAT> L;
     char *const own_queries = shared + L::queries + consumer * L::tile_bytes;
@@ -509,7 +532,8 @@ __device__ __forceinline__ void consume(const struct prefill_call &p, const stru
     named_barrier(BARRIER_QUERIES + consumer);
 
     const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
-    const uint32_t queries = wgmma_tile(shared_address(own_queries)), keys = wgmma_tile(shared_address(shared + L::keys)),
+    const uint32_t queries = wgmma_tile(shared_address(own_queries)),
+                   keys = wgmma_tile(shared_address(shared + L::keys)),
                    values = wgmma_tile(shared_address(shared + L::values));
     float s[32], shrink[2];
     uint32_t probs[4][4];
@@ -565,13 +589,13 @@ __device__ __forceinline__ void send_half(const struct state<DIM> *t, char *shar
         peer_store(outputs + i * CONSUMERS * GROUP * 16, peer ? o[2] : o[0], peer ? o[3] : o[1], peer ? o[6] : o[4],
                    peer ? o[7] : o[5]);
     }
-    peer_store(peer_address(shared_address(shared + L::states), peer) + threadIdx.x * 16, t->max[0], t->max[1], t->sum[0],
-               t->sum[1]);
+    peer_store(peer_address(shared_address(shared + L::states), peer) + threadIdx.x * 16, t->max[0], t->max[1],
+               t->sum[0], t->sum[1]);
 }
 
 /* This block's factor and the other's, the division by the sum included. */
-__device__ __forceinline__ void merge_factors(float max, float sum, float other_max, float other_sum, float scale, float *own,
-                                              float *other)
+__device__ __forceinline__ void merge_factors(float max, float sum, float other_max, float other_sum, float scale,
+                                              float *own, float *other)
 {
     const float most = fmaxf(max, other_max);
     *own = prefill_ex2((max - most) * scale);
@@ -581,7 +605,8 @@ __device__ __forceinline__ void merge_factors(float max, float sum, float other_
     *other *= inverse;
 }
 
-/* Eight outputs of a row: columns k + 16 j + {0, 1}, j = 0..3, which make a chunk of the activation's tile. k: within a head. */
+/* Eight outputs of a row: columns k + 16 j + {0, 1}, j = 0..3, which make a chunk of the activation's tile (act_place). k is
+ * within a head. */
 __device__ __forceinline__ void store_outputs(const struct prefill_call &p, int row, int head, int k, float (&x)[8])
 {
     const int dim = p.shape.head_dim, column = head * dim + k, r = row - p.batch.decode_rows;
@@ -604,8 +629,8 @@ __device__ __forceinline__ void store_outputs(const struct prefill_call &p, int 
 }
 
 template <int DIM, enum kv_format FORMAT>
-__device__ __forceinline__ void store_half(const struct prefill_call &p, const struct work &w, const struct state<DIM> *t,
-                                           const char *shared, uint32_t rank, int head)
+__device__ __forceinline__ void store_half(const struct prefill_call &p, const struct work &w,
+                                           const struct state<DIM> *t, const char *shared, uint32_t rank, int head)
 {
     typedef struct layout<DIM, FORMAT> L;
     const int lane = threadIdx.x & 31, row = (threadIdx.x % GROUP >> 5) * 16 + (lane >> 2) + rank * 8;
@@ -703,13 +728,16 @@ bool op_attn_wgmma_serves(const struct op_context *c, const struct kern_attn_sha
     return c->sm == 90 && dim && s->kv != KV_F32;
 }
 
-template <int DIM, enum kv_format FORMAT> static void launch(const struct op_context *c, const struct prefill_call *call)
+template <int DIM, enum kv_format FORMAT>
+static void launch(const struct op_context *c, const struct prefill_call *call)
 {
     const struct kern_attn_shape *s = &call->shape;
-    const int pairs = (s->n_heads / s->n_kv_heads + 1) / 2 * s->n_kv_heads, tiles = prefill_tiles_bound(&call->batch, PAGE);
+    const int pairs = (s->n_heads / s->n_kv_heads + 1) / 2 * s->n_kv_heads,
+              tiles = prefill_tiles_bound(&call->batch, PAGE);
     const int bytes = layout<DIM, FORMAT>::bytes;
     cudaFuncSetAttribute(wgmma_kernel<DIM, FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    op_launch(c, wgmma_kernel<DIM, FORMAT>, dim3(2 * (unsigned)pairs, (unsigned)tiles), dim3(THREADS), (size_t)bytes, *call);
+    op_launch(c, wgmma_kernel<DIM, FORMAT>, dim3(2 * (unsigned)pairs, (unsigned)tiles), dim3(THREADS), (size_t)bytes,
+              *call);
 }
 
 template <int DIM> static void launch_format(const struct op_context *c, const struct prefill_call *call)

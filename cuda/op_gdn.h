@@ -15,7 +15,8 @@ void op_gdn_decode(const struct op_context *c, const struct device_batch *b, con
                    const struct kern_gdn_weights *w, struct kern_gdn_memory m, const float *in, void *scratch, void *o_act);
 void op_gdn_prefill(const struct op_context *c, const struct device_batch *b, const struct kern_gdn_shape *s,
                     const struct kern_gdn_weights *w, struct kern_gdn_memory m, const float *in, void *scratch, void *o_act);
-void op_gdn_replay(const struct op_context *c, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w,
+/* Of all layers: w[n_layers], memory as in kern.h. */
+void op_gdn_replay(const struct op_context *c, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, int n_layers,
                    struct kern_gdn_memory m, int slot, int rows);
 
 #endif

@@ -12,10 +12,28 @@
 
 enum { THREADS = 256, WARPS = THREADS / 32, QUADS = 4, SPLIT = 4 };
 
+enum { MAX_LAYERS = 64 }; /* of one launch of replay */
+
 struct decode_call {
     struct gdn_call a;
     int replay_slot, replay_rows; /* replay_rows 0: decode */
 };
+
+/* Replay goes through all layers at once, a layer a plane of the grid: what they have is too little to wait for 48 launches. */
+struct replay_layers {
+    struct kern_gdn_weights w[MAX_LAYERS];
+    size_t state_bytes, replay_bytes; /* from a layer's memory to the next one's */
+};
+
+static __device__ __forceinline__ struct decode_call of_layer(const struct decode_call &c, const struct replay_layers &l)
+{
+    struct decode_call own = c;
+    if (!c.replay_rows) return own;
+    own.a.w = l.w[blockIdx.z];
+    own.a.m.state_dev += blockIdx.z * l.state_bytes;
+    own.a.m.replay_dev += blockIdx.z * l.replay_bytes;
+    return own;
+}
 
 /* Rows of a segment and what they do to its slot. */
 struct decode_rows {
@@ -542,32 +560,34 @@ template <class D> static __device__ __forceinline__ void decode_block(const str
 #endif
 
 /* For few segments: short chains on many processors. */
-static __global__ void CLUSTER __launch_bounds__(THREADS, 2) decode_split(const struct decode_call c)
+static __global__ void CLUSTER __launch_bounds__(THREADS, 2) decode_split(const struct decode_call c, const __grid_constant__ struct replay_layers l)
 {
-    decode_block<decode_kind<true, SPLIT>>(c);
+    decode_block<decode_kind<true, SPLIT>>(of_layer(c, l));
 }
 
 /* For many: a block loads columns while it works on others, and prepares a head's rows once. */
-static __global__ void __launch_bounds__(THREADS, 2) decode_whole(const struct decode_call c)
+static __global__ void __launch_bounds__(THREADS, 2) decode_whole(const struct decode_call c, const __grid_constant__ struct replay_layers l)
 {
-    decode_block<decode_kind<true, 1>>(c);
+    decode_block<decode_kind<true, 1>>(of_layer(c, l));
 }
 
-static __global__ void __launch_bounds__(THREADS, 1) decode_plain(const struct decode_call c)
+static __global__ void __launch_bounds__(THREADS, 1) decode_plain(const struct decode_call c, const __grid_constant__ struct replay_layers l)
 {
-    decode_block<decode_kind<false, 1>>(c);
+    decode_block<decode_kind<false, 1>>(of_layer(c, l));
 }
 
-static void launch(const struct op_context *c, const struct decode_call *call, int n_segments)
+static void launch(const struct op_context *c, const struct decode_call *call, const struct replay_layers *l, int n_segments,
+                   int n_layers)
 {
     const struct kern_gdn_shape *s = &call->a.s;
-    const bool few = s->v_heads * n_segments <= c->processors;
+    const bool few = s->v_heads * n_segments * n_layers <= c->processors;
+    const dim3 grid((unsigned)s->v_heads, (unsigned)n_segments, (unsigned)n_layers);
     if (!gdn_fast_shape(s))
-        op_launch(c, decode_plain, dim3(s->v_heads, n_segments), dim3(THREADS), 0, *call);
+        op_launch(c, decode_plain, grid, dim3(THREADS), 0, *call, *l);
     else if (few && gdn_fast_card(c))
-        op_launch(c, decode_split, dim3(SPLIT * s->v_heads, n_segments), dim3(THREADS), 0, *call);
+        op_launch(c, decode_split, dim3(SPLIT * grid.x, grid.y, grid.z), dim3(THREADS), 0, *call, *l);
     else
-        op_launch(c, decode_whole, dim3(s->v_heads, n_segments), dim3(THREADS), 0, *call);
+        op_launch(c, decode_whole, grid, dim3(THREADS), 0, *call, *l);
 }
 
 void op_gdn_decode(const struct op_context *c, const struct device_batch *b, const struct kern_gdn_shape *s,
@@ -584,17 +604,26 @@ void op_gdn_decode(const struct op_context *c, const struct device_batch *b, con
     call.a.segments = b->segments;
     call.a.in = in;
     call.a.o_act = o_act;
-    if (b->n_decode_segments) launch(c, &call, b->n_decode_segments);
+    const struct replay_layers none = {};
+    if (b->n_decode_segments) launch(c, &call, &none, b->n_decode_segments, 1);
 }
 
-void op_gdn_replay(const struct op_context *c, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w,
+void op_gdn_replay(const struct op_context *c, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, int n_layers,
                    struct kern_gdn_memory m, int slot, int rows)
 {
     struct decode_call call = {};
+    struct replay_layers l = {};
     call.a.s = *s;
-    call.a.w = *w;
     call.a.m = m;
     call.replay_slot = slot;
     call.replay_rows = rows;
-    if (rows) launch(c, &call, 1);
+    l.state_bytes = op_gdn_state_bytes(s);
+    l.replay_bytes = op_gdn_replay_bytes(s);
+    for (int at = 0, n; at < n_layers && rows; at += n) {
+        n = n_layers - at < MAX_LAYERS ? n_layers - at : MAX_LAYERS;
+        for (int i = 0; i < n; i++) l.w[i] = w[at + i];
+        launch(c, &call, &l, 1, n);
+        call.a.m.state_dev += (size_t)n * l.state_bytes;
+        call.a.m.replay_dev += (size_t)n * l.replay_bytes;
+    }
 }

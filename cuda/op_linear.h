@@ -13,9 +13,9 @@
 
 enum block_format {
     BLOCK_NVFP4, /* 576 bytes: E2M1 codes, a scale for 16 columns */
-    BLOCK_FP8,   /* 1024 bytes: E4M3 codes; scales of a row, or of 128 columns of a row */
+    BLOCK_FP8,   /* 1024 bytes: E4M3 codes; scales of a row, or of groups of 16, 32, 64 or 128 columns of a row */
     BLOCK_BF16,  /* 2048 bytes a plane; the value is the sum of the planes (1: BF16, 2: F16, 3: F32, exactly) */
-    BLOCK_INT8,  /* 1024 bytes: codes; value = scale * code + min by groups of 16, 32 or a multiple of 64 columns */
+    BLOCK_INT8,  /* 1024 bytes: codes; value = scale * code + min by groups of 16, 32, 64 or 128 columns, mins with 16 and 32 only */
     BLOCK_FORMATS
 };
 

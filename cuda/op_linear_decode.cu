@@ -1,15 +1,16 @@
 /* op_linear_decode: products of the few rows of a decode step, bound by reading the weights.
  *
- * The columns of a matrix (of a half of them, where halves is 2) are cut into 16 fixed segments of whole blocks. A segment is two
- * chains of matrix instructions, even and odd ones, which are added; the 16 sums are added in order, then the row's scale
- * multiplies. Blocks of threads walk over the tiles of 16 rows; one warp adds a tile's segments, a tile later, while the others go
- * on. A row's bits depend on nothing but its own x and this tree. Rows go in passes of 8 or 16; more of them by op_linear_wide.cu.
+ * The columns of a matrix (of a half of them, where halves is 2) are cut into 16 fixed segments of whole blocks. A segment is
+ * two chains of matrix instructions, even and odd ones, which are added; the 16 sums are added in order, then the row's scale
+ * multiplies. Blocks of threads walk over the tiles of 16 rows; one warp adds a tile's segments, a tile later, while the
+ * others go on. A row's bits depend on nothing but its own x and this tree. Rows go in passes of 8 or 16; more of them by
+ * op_linear_wide.cu.
  *
  * Three kernels with this tree:
- *   ring    sm_90, counts known to the compiler: every warp copies its part of the next tiles into its own ring in shared memory
- *           (started before the predecessor has ended: weights do not depend on it), and keeps its part of x in registers.
- *           16 warps with one segment each, or 8 warps with two, so that two blocks share a processor and the next kernel
- *           begins in whichever half is free first.
+ *   ring    sm_90, counts known to the compiler: every warp copies its part of the next tiles into its own ring in shared
+ *           memory (started before the predecessor has ended: weights do not depend on it), and keeps its part of x in
+ *           registers. 16 warps with one segment each, or 8 warps with two, so that two blocks share a processor and the
+ *           next kernel begins in whichever half is free first.
  *   stream  sm_90, any shape, group scales, several planes: pieces of a few blocks travel through the rings, with their
  *           groups' scales; x is read again for every tile.
  *   plain   any card: loads straight from global memory. */
@@ -47,7 +48,7 @@ template <int FORMAT_, int BLOCKS_, int EXTRA_, int X_TILES_, int PER_WARP_, int
     static constexpr int DEPTH = DEPTH_, BUFFERS = 3; /* tiles whose sums wait for their reduction */
     static constexpr int SEGMENT = BLOCKS + EXTRA, PIECE = PIECE_ ? PIECE_ : SEGMENT;
     static constexpr int WARPS = SEGMENTS / PER_WARP;
-    static constexpr int BYTES = FORMAT == BLOCK_NVFP4 ? BLOCK_NVFP4_BYTES
+    static constexpr int BYTES = FORMAT == BLOCK_NVFP4  ? BLOCK_NVFP4_BYTES
                                  : FORMAT == BLOCK_BF16 ? BLOCK_PLANE_BYTES
                                                         : BLOCK_FP8_BYTES;
     static constexpr int SUMS = SEGMENTS * X_TILES * 32, SUM_BYTES = SUMS * (int)sizeof(float4);
@@ -59,14 +60,14 @@ template <int FORMAT_, int BLOCKS_, int EXTRA_, int X_TILES_, int PER_WARP_, int
 template <class S> struct ring_feed {
     const uint8_t *tile; /* the warp's first block of the next piece's tile */
     size_t tile_step;
-    int tiles_left, segment, done; /* done: blocks of the segment that were issued */
+    int tile_at, tile_end, walkers, segment, done; /* done: blocks of the segment that were issued */
     const uint8_t *next;
     int count[S::PER_WARP]; /* blocks of the warp's segments */
 };
 
 template <class S> __device__ __forceinline__ void ring_issue(struct ring_feed<S> *f, uint32_t slot, uint32_t bar)
 {
-    if (f->tiles_left <= 0) return;
+    if (f->tile_at >= f->tile_end) return;
     const int count = S::PER_WARP == 1 || f->segment == 0 ? f->count[0] : f->count[S::PER_WARP - 1];
     const int left = count - f->done, n = S::PIECE >= S::SEGMENT || left < S::PIECE ? left : S::PIECE;
     mbar_expect(bar, n * S::BYTES);
@@ -75,7 +76,7 @@ template <class S> __device__ __forceinline__ void ring_issue(struct ring_feed<S
     if (f->done < count) return;
     f->done = 0;
     if (++f->segment < S::PER_WARP) return;
-    f->segment = 0, f->tiles_left--;
+    f->segment = 0, f->tile_at += f->walkers;
     f->tile += f->tile_step, f->next = f->tile;
 }
 #endif
@@ -87,9 +88,8 @@ __global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const 
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t bars[S::WARPS * S::DEPTH + 2 * S::BUFFERS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int half = a.halves == 2 ? (int)blockIdx.x & 1 : 0, walkers = gridDim.x / a.halves;
-    const int walker = blockIdx.x / a.halves;
-    const int n_tiles = walker < a.tiles ? (a.tiles - 1 - walker) / walkers + 1 : 0;
+    const int half = blockIdx.x & (a.halves - 1); /* no divisions here: the first copies wait for what is before them */
+    const int walker = blockIdx.x >> (a.halves - 1), walkers = gridDim.x >> (a.halves - 1);
     float4 *sums = (float4 *)shared;
     const uint8_t *ring = shared + S::BUFFERS * S::SUM_BYTES + warp * (S::DEPTH * S::PIECE * S::BYTES);
     const uint32_t ring_address = shared_address(ring), full = shared_address(bars + warp * S::DEPTH);
@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const 
     if (S::EXTRA == 0) EACH(s, S::PER_WARP) feed.count[s] = S::BLOCKS;
     feed.tile_step = (size_t)walkers * a.blocks * S::BYTES;
     feed.tile = a.blocks_dev + ((size_t)walker * a.blocks + first[0]) * S::BYTES;
-    feed.next = feed.tile, feed.tiles_left = n_tiles, feed.segment = 0, feed.done = 0;
+    feed.next = feed.tile, feed.tile_at = walker, feed.tile_end = a.tiles, feed.walkers = walkers, feed.segment = 0,
+    feed.done = 0;
 
     /* All warps' first pieces before anybody's second: the copy engine serves what is outstanding side by side. */
     if (lane == 0) {
@@ -121,6 +122,7 @@ __global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const 
     EACH(b, S::SEGMENT)
     EACH(i, S::X_TILES) read_x(&a, i * PASS_ROWS, first[s] + (b < feed.count[s] ? b : 0), lane, x[s][b][i]);
 
+    const int n_tiles = walker < a.tiles ? (a.tiles - 1 - walker) / walkers + 1 : 0;
     int slot = 0;
     uint32_t parity = 0;
     float2 scale = make_float2(0, 0);
@@ -150,8 +152,8 @@ __global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const 
                 }
                 if (s == 0 && t >= S::BUFFERS) mbar_wait(sums_free + 8 * buffer, (t / S::BUFFERS & 1) ^ 1);
                 EACH(n, S::X_TILES)
-                sums[buffer * S::SUMS + ((warp * S::PER_WARP + s) * S::X_TILES + n) * 32 + lane] =
-                    make_float4(even[n][0] + odd[n][0], even[n][1] + odd[n][1], even[n][2] + odd[n][2], even[n][3] + odd[n][3]);
+                sums[buffer * S::SUMS + ((warp * S::PER_WARP + s) * S::X_TILES + n) * 32 + lane] = make_float4(
+                    even[n][0] + odd[n][0], even[n][1] + odd[n][1], even[n][2] + odd[n][2], even[n][3] + odd[n][3]);
             }
             __syncwarp();
             if (lane == 0) mbar_arrive(sums_full + 8 * buffer);
@@ -191,8 +193,8 @@ __device__ __forceinline__ void end_group(struct chains *c, const float *at, int
 }
 
 /* One block whose groups, of `lanes` lanes of each quad, are narrower than it. min NULL: there are none. */
-__device__ __forceinline__ void add_narrow_groups(const uint32_t (&w)[4][4], const uint4 x[2], int lanes, const float *scale,
-                                                  const float *min, int lane, struct chains *c)
+__device__ __forceinline__ void add_narrow_groups(const uint32_t (&w)[4][4], const uint4 x[2], int lanes,
+                                                  const float *scale, const float *min, int lane, struct chains *c)
 {
     for (int q = 0, i = 0; q < 4; q += lanes, i++) {
         uint32_t part[4][4];
@@ -208,8 +210,8 @@ __device__ __forceinline__ void add_narrow_groups(const uint32_t (&w)[4][4], con
 
 /* A block into the chains. last: of its segment. scale, min: of the block's first group. */
 template <int FORMAT, bool GLOBAL>
-__device__ __forceinline__ void add_block(const struct linear_args *a, const uint8_t *block, const uint4 x[2], int b, bool last,
-                                          const float *scale, const float *min, int lane, struct chains *c)
+__device__ __forceinline__ void add_block(const struct linear_args *a, const uint8_t *block, const uint4 x[2], int b,
+                                          bool last, const float *scale, const float *min, int lane, struct chains *c)
 {
     uint32_t w[4][4];
     block_decode<FORMAT, GLOBAL>(block, lane, w);
@@ -245,9 +247,12 @@ __device__ __forceinline__ int group_of_block(const struct linear_args *a, int b
 enum { STREAM_BUFFERS = 3, STREAM_SCALE_BYTES = 512 };
 
 template <int FORMAT> struct stream_shape {
-    static constexpr int BLOCK_BYTES = FORMAT == BLOCK_NVFP4 ? 4 * BLOCK_NVFP4_BYTES : FORMAT == BLOCK_BF16 ? 3 * BLOCK_PLANE_BYTES : 2 * BLOCK_FP8_BYTES;
+    static constexpr int BLOCK_BYTES = FORMAT == BLOCK_NVFP4  ? 4 * BLOCK_NVFP4_BYTES
+                                       : FORMAT == BLOCK_BF16 ? 3 * BLOCK_PLANE_BYTES
+                                                              : 2 * BLOCK_FP8_BYTES;
     static constexpr bool SCALES = FORMAT == BLOCK_FP8 || FORMAT == BLOCK_INT8;
-    static constexpr int SLOT_BYTES = BLOCK_BYTES + (SCALES ? 2 * STREAM_SCALE_BYTES : 0), DEPTH = FORMAT == BLOCK_BF16 ? 2 : 3;
+    static constexpr int SLOT_BYTES = BLOCK_BYTES + (SCALES ? 2 * STREAM_SCALE_BYTES : 0),
+                         DEPTH = FORMAT == BLOCK_BF16 ? 2 : 3;
     static constexpr int SUM_BYTES = SEGMENTS * 32 * (int)sizeof(float4);
     static constexpr int SHARED_BYTES = STREAM_BUFFERS * SUM_BYTES + SEGMENTS * DEPTH * SLOT_BYTES;
 };
@@ -255,7 +260,8 @@ template <int FORMAT> struct stream_shape {
 #if __CUDA_ARCH__ >= 900
 /* Copies `n` blocks from block b of a tile, and the scales of their groups behind them. */
 template <int FORMAT>
-__device__ __forceinline__ void stream_issue(const struct linear_args *a, int tile, int b, int n, uint32_t slot, uint32_t bar)
+__device__ __forceinline__ void stream_issue(const struct linear_args *a, int tile, int b, int n, uint32_t slot,
+                                             uint32_t bar)
 {
     using S = stream_shape<FORMAT>;
     const int bytes = block_bytes(FORMAT, a->planes);
@@ -271,33 +277,58 @@ __device__ __forceinline__ void stream_issue(const struct linear_args *a, int ti
     bulk_load(slot, a->blocks_dev + ((size_t)tile * a->blocks + b) * bytes, n * bytes, bar);
     if (!scale_bytes) return;
     bulk_load(slot + S::BLOCK_BYTES, a->group_scale_dev + at, scale_bytes, bar);
-    if (a->group_min_dev) bulk_load(slot + S::BLOCK_BYTES + STREAM_SCALE_BYTES, a->group_min_dev + at, scale_bytes, bar);
+    if (a->group_min_dev)
+        bulk_load(slot + S::BLOCK_BYTES + STREAM_SCALE_BYTES, a->group_min_dev + at, scale_bytes, bar);
+}
+
+/* Lane 0: what it issues next. */
+struct stream_feed {
+    int tile, walkers, first, end; /* the warp's blocks of every tile */
+    int block, slot;
+};
+
+template <int FORMAT>
+__device__ __forceinline__ void stream_next(const struct linear_args *a, struct stream_feed *f, uint32_t ring,
+                                            uint32_t full)
+{
+    using S = stream_shape<FORMAT>;
+    if (f->tile >= a->tiles) return;
+    const int per_piece = S::BLOCK_BYTES / block_bytes(FORMAT, a->planes), left = f->end - f->block;
+    const int n = left < per_piece ? left : per_piece;
+    stream_issue<FORMAT>(a, f->tile, f->block, n, ring + f->slot * S::SLOT_BYTES, full + 8 * f->slot);
+    f->slot = f->slot + 1 == S::DEPTH ? 0 : f->slot + 1, f->block += n;
+    if (f->block == f->end) f->block = f->first, f->tile += f->walkers;
 }
 
 /* The blocks of a piece that has arrived. */
 template <int FORMAT>
-__device__ __forceinline__ void stream_piece(const struct linear_args *a, const uint8_t *slot, int b, int n, int end, int lane, struct chains *c)
+__device__ __forceinline__ void stream_piece(const struct linear_args *a, const uint8_t *slot, int b, int n, int end,
+                                             int lane, struct chains *c)
 {
     using S = stream_shape<FORMAT>;
     const int bytes = block_bytes(FORMAT, a->planes);
-    const float *scales = (const float *)(slot + S::BLOCK_BYTES), *mins = (const float *)(slot + S::BLOCK_BYTES + STREAM_SCALE_BYTES);
+    const float *scales = (const float *)(slot + S::BLOCK_BYTES),
+                *mins = (const float *)(slot + S::BLOCK_BYTES + STREAM_SCALE_BYTES);
     for (int i = 0; i < n; i++) {
         uint4 x[2];
         read_x(a, 0, b + i, lane, x);
-        const int skip = S::SCALES && a->group_log2 ? (group_of_block(a, b + i) - group_of_block(a, b)) * BLOCK_ROWS : 0;
-        add_block<FORMAT, false>(a, slot + i * bytes, x, b + i, b + i + 1 == end, scales + skip, a->group_min_dev ? mins + skip : NULL, lane, c);
+        const int skip =
+            S::SCALES && a->group_log2 ? (group_of_block(a, b + i) - group_of_block(a, b)) * BLOCK_ROWS : 0;
+        add_block<FORMAT, false>(a, slot + i * bytes, x, b + i, b + i + 1 == end, scales + skip,
+                                 a->group_min_dev ? mins + skip : NULL, lane, c);
     }
 }
 #endif
 
-template <int FORMAT> __global__ void __launch_bounds__(SEGMENTS * 32) linear_stream(const __grid_constant__ struct linear_args a)
+template <int FORMAT>
+__global__ void __launch_bounds__(SEGMENTS * 32) linear_stream(const __grid_constant__ struct linear_args a)
 {
 #if __CUDA_ARCH__ >= 900
     using S = stream_shape<FORMAT>;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t bars[SEGMENTS * S::DEPTH + 2 * STREAM_BUFFERS];
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, half = blockIdx.x % a.halves;
-    const int walkers = gridDim.x / a.halves, walker = blockIdx.x / a.halves;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, half = blockIdx.x & (a.halves - 1);
+    const int walkers = gridDim.x >> (a.halves - 1), walker = blockIdx.x >> (a.halves - 1);
     const int n_tiles = walker < a.tiles ? (a.tiles - 1 - walker) / walkers + 1 : 0;
     const int per_piece = S::BLOCK_BYTES / block_bytes(FORMAT, a.planes);
     float4 *sums = (float4 *)shared;
@@ -307,19 +338,12 @@ template <int FORMAT> __global__ void __launch_bounds__(SEGMENTS * 32) linear_st
     int first, count;
     segment_range(&a.plan[half], warp, &first, &count);
     const int end = first + count;
-    int next_tile = 0, next_block = first, next_slot = 0; /* lane 0: what it issues next */
-    auto issue = [&]() {
-        if (next_tile >= n_tiles || !count) return;
-        const int n = end - next_block < per_piece ? end - next_block : per_piece;
-        stream_issue<FORMAT>(&a, walker + next_tile * walkers, next_block, n, ring_address + next_slot * S::SLOT_BYTES, full + 8 * next_slot);
-        next_slot = next_slot + 1 == S::DEPTH ? 0 : next_slot + 1;
-        if ((next_block += n) == end) next_block = first, next_tile++;
-    };
+    struct stream_feed feed = {count ? walker : a.tiles, walkers, first, end, first, 0};
     if (lane == 0) {
         EACH(i, S::DEPTH) mbar_init(full + 8 * i, 1);
         if (warp == 0) EACH(i, STREAM_BUFFERS) mbar_init(sums_full + 8 * i, SEGMENTS), mbar_init(sums_free + 8 * i, 1);
         mbar_init_fence();
-        EACH(i, S::DEPTH) issue();
+        EACH(i, S::DEPTH) stream_next<FORMAT>(&a, &feed, ring_address, full);
     }
     __syncthreads();
     pdl_go();
@@ -334,9 +358,10 @@ template <int FORMAT> __global__ void __launch_bounds__(SEGMENTS * 32) linear_st
             struct chains c = {};
             for (int b = first; b < end; b += per_piece) {
                 mbar_wait(full + 8 * slot, parity);
-                stream_piece<FORMAT>(&a, ring + slot * S::SLOT_BYTES, b, end - b < per_piece ? end - b : per_piece, end, lane, &c);
+                stream_piece<FORMAT>(&a, ring + slot * S::SLOT_BYTES, b, end - b < per_piece ? end - b : per_piece, end,
+                                     lane, &c);
                 __syncwarp();
-                if (lane == 0) issue();
+                if (lane == 0) stream_next<FORMAT>(&a, &feed, ring_address, full);
                 if (++slot == S::DEPTH) slot = 0, parity ^= 1;
             }
             if (t >= STREAM_BUFFERS) mbar_wait(sums_free + 8 * buffer, (t / STREAM_BUFFERS & 1) ^ 1);
@@ -367,17 +392,19 @@ __device__ __forceinline__ float4 plain_segment(const struct linear_args *a, int
         const size_t at = a->group_log2 ? ((size_t)tile * a->groups + group_of_block(a, b)) * BLOCK_ROWS : 0;
         uint4 x[2];
         read_x(a, 0, b, lane, x);
-        add_block<FORMAT, true>(a, block, x, b, b + 1 == first + count, a->group_scale_dev + at, a->group_min_dev ? a->group_min_dev + at : NULL,
-                                lane, &c);
+        add_block<FORMAT, true>(a, block, x, b, b + 1 == first + count, a->group_scale_dev + at,
+                                a->group_min_dev ? a->group_min_dev + at : NULL, lane, &c);
     }
     return segment_sum(a, &c);
 }
 
-template <int FORMAT> __global__ void __launch_bounds__(PLAIN_WARPS * 32) linear_plain(const __grid_constant__ struct linear_args a)
+template <int FORMAT>
+__global__ void __launch_bounds__(PLAIN_WARPS * 32) linear_plain(const __grid_constant__ struct linear_args a)
 {
     __shared__ float4 sums[2][SEGMENTS * 32];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int half = blockIdx.x % a.halves, walkers = gridDim.x / a.halves, walker = blockIdx.x / a.halves;
+    const int half = blockIdx.x & (a.halves - 1), walkers = gridDim.x >> (a.halves - 1),
+              walker = blockIdx.x >> (a.halves - 1);
     int first, count;
     segment_range(&a.plan[half], warp, &first, &count);
     pdl_go();
@@ -392,7 +419,8 @@ template <int FORMAT> __global__ void __launch_bounds__(PLAIN_WARPS * 32) linear
 
 /* ---- launching ---- */
 
-/* Segments with one more, in this order: each step of four spreads over the processor's quarters (warp % 4) and over pairs. */
+/* Segments with one more, in this order: each step of four spreads over the processor's quarters (warp % 4) and over pairs.
+ * */
 static struct segment_plan plan_half(int first, int blocks)
 {
     static const int order[SEGMENTS] = {0, 5, 10, 15, 2, 7, 8, 13, 1, 4, 11, 14, 3, 6, 9, 12};
@@ -414,7 +442,8 @@ template <class S> static bool launch_ring(const struct op_context *c, const str
     for (int h = 0; h < a->halves; h++)
         if (a->plan[h].base != S::BLOCKS || (a->plan[h].extra != 0) != S::EXTRA) return false;
     if (!shared_fits((const void *)linear_ring<S>, S::SHARED_BYTES, fits)) return false;
-    op_launch(c, linear_ring<S>, walkers_grid(a, c->processors * S::PER_WARP), dim3(S::WARPS * 32), (size_t)S::SHARED_BYTES, *a);
+    op_launch(c, linear_ring<S>, walkers_grid(a, c->processors * S::PER_WARP), dim3(S::WARPS * 32),
+              (size_t)S::SHARED_BYTES, *a);
     return true;
 }
 
@@ -424,7 +453,8 @@ template <int FORMAT> static bool launch_stream(const struct op_context *c, cons
     static int fits[64];
     if (c->sm < 90 || block_bytes(FORMAT, a->planes) > S::BLOCK_BYTES) return false;
     if (!shared_fits((const void *)linear_stream<FORMAT>, S::SHARED_BYTES, fits)) return false;
-    op_launch(c, linear_stream<FORMAT>, walkers_grid(a, c->processors), dim3(SEGMENTS * 32), (size_t)S::SHARED_BYTES, *a);
+    op_launch(c, linear_stream<FORMAT>, walkers_grid(a, c->processors), dim3(SEGMENTS * 32), (size_t)S::SHARED_BYTES,
+              *a);
     return true;
 }
 
@@ -434,64 +464,83 @@ template <int FORMAT> static void launch_any_shape(const struct op_context *c, c
     op_launch(c, linear_plain<FORMAT>, walkers_grid(a, 2 * c->processors), dim3(PLAIN_WARPS * 32), 0, *a);
 }
 
-/* Shapes known to the compiler, in two passes' widths. ring_shape: format, blocks of a segment, extra, tiles of x, segments of
- * a warp, piece, depth. */
-template <int FORMAT, int X_TILES> static bool launch_known_ring(const struct op_context *c, const struct linear_args *a);
+/* Shapes known to the compiler, in two passes' widths. ring_shape: format, blocks of a segment, extra, tiles of x, segments
+ * of a warp, piece, depth. */
+template <int FORMAT, int X_TILES>
+static bool launch_known_ring(const struct op_context *c, const struct linear_args *a);
 
 template <> bool launch_known_ring<BLOCK_NVFP4, 1>(const struct op_context *c, const struct linear_args *a)
 {
-    return launch_ring<ring_shape<BLOCK_NVFP4, 5, 0, 1, 1, 0, 2>>(c, a) || launch_ring<ring_shape<BLOCK_NVFP4, 4, 1, 1, 1, 0, 2>>(c, a) ||
+    return launch_ring<ring_shape<BLOCK_NVFP4, 5, 0, 1, 1, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_NVFP4, 4, 1, 1, 1, 0, 2>>(c, a) ||
            launch_ring<ring_shape<BLOCK_NVFP4, 8, 1, 1, 1, 0, 2>>(c, a);
 }
 
 template <> bool launch_known_ring<BLOCK_NVFP4, 2>(const struct op_context *c, const struct linear_args *a)
 {
-    return launch_ring<ring_shape<BLOCK_NVFP4, 5, 0, 2, 1, 0, 2>>(c, a) || launch_ring<ring_shape<BLOCK_NVFP4, 4, 1, 2, 1, 0, 2>>(c, a);
+    return launch_ring<ring_shape<BLOCK_NVFP4, 5, 0, 2, 1, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_NVFP4, 4, 1, 2, 1, 0, 2>>(c, a);
 }
 
 template <> bool launch_known_ring<BLOCK_FP8, 1>(const struct op_context *c, const struct linear_args *a)
 {
-    return launch_ring<ring_shape<BLOCK_FP8, 5, 0, 1, 2, 0, 2>>(c, a) || launch_ring<ring_shape<BLOCK_FP8, 3, 0, 1, 2, 0, 2>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_FP8, 1, 1, 1, 2, 0, 4>>(c, a) || launch_ring<ring_shape<BLOCK_FP8, 4, 1, 1, 1, 0, 2>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_FP8, 8, 1, 1, 1, 5, 2>>(c, a) || launch_ring<ring_shape<BLOCK_FP8, 10, 0, 1, 1, 5, 2>>(c, a);
+    return launch_ring<ring_shape<BLOCK_FP8, 5, 0, 1, 2, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 3, 0, 1, 2, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 1, 1, 1, 2, 0, 4>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 4, 1, 1, 1, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 8, 1, 1, 1, 5, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 10, 0, 1, 1, 5, 2>>(c, a);
 }
 
 template <> bool launch_known_ring<BLOCK_FP8, 2>(const struct op_context *c, const struct linear_args *a)
 {
-    return launch_ring<ring_shape<BLOCK_FP8, 5, 0, 2, 1, 0, 2>>(c, a) || launch_ring<ring_shape<BLOCK_FP8, 3, 0, 2, 1, 0, 2>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_FP8, 1, 1, 2, 1, 0, 2>>(c, a) || launch_ring<ring_shape<BLOCK_FP8, 4, 1, 2, 1, 3, 3>>(c, a);
+    return launch_ring<ring_shape<BLOCK_FP8, 5, 0, 2, 1, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 3, 0, 2, 1, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 1, 1, 2, 1, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 4, 1, 2, 1, 3, 3>>(c, a);
 }
 
 template <> bool launch_known_ring<BLOCK_BF16, 1>(const struct op_context *c, const struct linear_args *a)
 {
-    return launch_ring<ring_shape<BLOCK_BF16, 5, 0, 1, 1, 1, 5>>(c, a) || launch_ring<ring_shape<BLOCK_BF16, 3, 0, 1, 1, 1, 5>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_BF16, 1, 1, 1, 1, 1, 5>>(c, a) || launch_ring<ring_shape<BLOCK_BF16, 4, 1, 1, 1, 1, 5>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_BF16, 8, 1, 1, 1, 1, 5>>(c, a) || launch_ring<ring_shape<BLOCK_BF16, 10, 0, 1, 1, 1, 5>>(c, a);
+    return launch_ring<ring_shape<BLOCK_BF16, 5, 0, 1, 1, 1, 5>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_BF16, 3, 0, 1, 1, 1, 5>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_BF16, 1, 1, 1, 1, 1, 5>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_BF16, 4, 1, 1, 1, 1, 5>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_BF16, 8, 1, 1, 1, 1, 5>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_BF16, 10, 0, 1, 1, 1, 5>>(c, a);
 }
 
 template <> bool launch_known_ring<BLOCK_BF16, 2>(const struct op_context *c, const struct linear_args *a)
 {
-    return launch_ring<ring_shape<BLOCK_BF16, 5, 0, 2, 1, 1, 4>>(c, a) || launch_ring<ring_shape<BLOCK_BF16, 3, 0, 2, 1, 1, 4>>(c, a) ||
+    return launch_ring<ring_shape<BLOCK_BF16, 5, 0, 2, 1, 1, 4>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_BF16, 3, 0, 2, 1, 1, 4>>(c, a) ||
            launch_ring<ring_shape<BLOCK_BF16, 1, 1, 2, 1, 1, 4>>(c, a);
 }
 
-template <> bool launch_known_ring<BLOCK_INT8, 1>(const struct op_context *, const struct linear_args *) { return false; }
-template <> bool launch_known_ring<BLOCK_INT8, 2>(const struct op_context *, const struct linear_args *) { return false; }
+template <> bool launch_known_ring<BLOCK_INT8, 1>(const struct op_context *, const struct linear_args *)
+{
+    return false;
+}
+template <> bool launch_known_ring<BLOCK_INT8, 2>(const struct op_context *, const struct linear_args *)
+{
+    return false;
+}
 
-/* One pass: up to 64 rows where the wide kernel takes the matrix; 16 where registers hold two tiles of x; else 8. Returns how many. */
+/* One pass: up to 8 rows, 16 where registers hold two tiles of x, 64 where the wide kernel takes the matrix. Returns how
+ * many. */
 template <int FORMAT> static int run_pass(const struct op_context *c, struct linear_args *a, int rows)
 {
     const bool known = c->sm >= 90 && !a->group_log2 && (FORMAT != BLOCK_BF16 || a->planes == 1);
     a->rows = rows < 8 * PASS_ROWS ? rows : 8 * PASS_ROWS;
-    if (rows > 2 * PASS_ROWS && launch_linear_wide(c, (enum block_format)FORMAT, a)) return a->rows;
-    a->rows = rows < 2 * PASS_ROWS ? rows : 2 * PASS_ROWS;
-    if (known && rows > PASS_ROWS && launch_known_ring<FORMAT, 2>(c, a)) return a->rows;
+    if (known && rows > PASS_ROWS && rows <= 2 * PASS_ROWS && launch_known_ring<FORMAT, 2>(c, a)) return a->rows;
+    if (known && rows > PASS_ROWS && launch_linear_wide(c, (enum block_format)FORMAT, a)) return a->rows;
     a->rows = rows < PASS_ROWS ? rows : PASS_ROWS;
     if (!known || !launch_known_ring<FORMAT, 1>(c, a)) launch_any_shape<FORMAT>(c, a);
     return a->rows;
 }
 
-static void run_passes(const struct op_context *c, const struct device_matrix *m, const void *act, int rows, struct linear_args *a)
+static void run_passes(const struct op_context *c, const struct device_matrix *m, const void *act, int rows,
+                       struct linear_args *a)
 {
     static int (*const run[BLOCK_FORMATS])(const struct op_context *, struct linear_args *, int) = {
         run_pass<BLOCK_NVFP4>, run_pass<BLOCK_FP8>, run_pass<BLOCK_BF16>, run_pass<BLOCK_INT8>};
@@ -499,7 +548,8 @@ static void run_passes(const struct op_context *c, const struct device_matrix *m
     a->blocks_dev = m->blocks_dev, a->blocks = m->blocks, a->planes = m->planes;
     a->row_scale_dev = m->row_scale_dev;
     for (int g = m->group; g > 1; g /= 2) a->group_log2++;
-    a->groups = block_groups(m->blocks, m->group), a->group_scale_dev = m->group_scale_dev, a->group_min_dev = m->mins ? m->group_min_dev : NULL;
+    a->groups = block_groups(m->blocks, m->group), a->group_scale_dev = m->group_scale_dev,
+    a->group_min_dev = m->mins ? m->group_min_dev : NULL;
     a->x = (const uint8_t *)act, a->x_pitch = (size_t)m->blocks * 128;
     a->plan[0] = plan_half(0, first_half);
     a->plan[1] = plan_half(first_half, m->blocks - first_half);
@@ -512,8 +562,8 @@ static void run_passes(const struct op_context *c, const struct device_matrix *m
     }
 }
 
-void op_linear_decode(const struct op_context *c, const struct device_matrix *m, const void *act, int rows, float *y, float *y2,
-                      size_t pitch)
+void op_linear_decode(const struct op_context *c, const struct device_matrix *m, const void *act, int rows, float *y,
+                      float *y2, size_t pitch)
 {
     struct linear_args a = {};
     a.halves = m->halves, a.outputs = m->rows;
@@ -522,8 +572,8 @@ void op_linear_decode(const struct op_context *c, const struct device_matrix *m,
     run_passes(c, m, act, rows, &a);
 }
 
-void op_linear_decode_swiglu(const struct op_context *c, const struct device_matrix *m, const void *act, struct kern_split split,
-                             void *y_act)
+void op_linear_decode_swiglu(const struct op_context *c, const struct device_matrix *m, const void *act,
+                             struct kern_split split, void *y_act)
 {
     struct linear_args a = {};
     a.halves = 1, a.outputs = m->rows / 2;

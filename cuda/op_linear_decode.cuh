@@ -1,5 +1,5 @@
-/* op_linear_decode: what the kernels of op_linear_decode.cu and op_linear_wide.cu share: the tree's segments, their parameters, a
- * tile's way out. */
+/* op_linear_decode: what the kernels of op_linear_decode.cu and op_linear_wide.cu share: the tree's segments, their
+ * parameters, a tile's way out. */
 #ifndef TANDEM_OP_LINEAR_DECODE_CUH
 #define TANDEM_OP_LINEAR_DECODE_CUH
 
@@ -26,8 +26,8 @@ struct linear_args {
     size_t y_pitch;
     uint16_t *act; /* swiglu */
     size_t act_pitch;
-    int outputs; /* rows of the matrix, columns of act */
-    int planes, groups, group_log2; /* group_log2 0: no groups */
+    int outputs;                                  /* rows of the matrix, columns of act */
+    int planes, groups, group_log2;               /* group_log2 0: no groups */
     const float *group_scale_dev, *group_min_dev; /* group_min_dev NULL: there are none */
 };
 
@@ -47,7 +47,8 @@ __device__ __forceinline__ float2 read_scales(const struct linear_args *a, int t
 }
 
 /* The tile's sums leave: lane 4 g + q has rows g (s.x, s.y) and g + 8 (s.z, s.w) of x rows x_first + 2 q and the next. */
-__device__ __forceinline__ void store_tile(const struct linear_args *a, int half, int tile, int x_first, int lane, float4 s, float2 scale)
+__device__ __forceinline__ void store_tile(const struct linear_args *a, int half, int tile, int x_first, int lane,
+                                           float4 s, float2 scale)
 {
     const int g = lane >> 2, x_row = x_first + (lane & 3) * 2, row = tile * BLOCK_ROWS + g;
     const float v[2][2] = {{s.x * scale.x, s.z * scale.y}, {s.y * scale.x, s.w * scale.y}};
@@ -89,7 +90,7 @@ static inline bool shared_fits(const void *kernel, int bytes, int fits[64])
     return *known > 0;
 }
 
-/* 17 to 64 rows, as a->rows says, in one pass. False: not on this card, or not of this matrix. */
+/* Up to 64 rows, as a->rows says, in one pass. False: not on this card, or not of this matrix. */
 bool launch_linear_wide(const struct op_context *c, enum block_format format, const struct linear_args *a);
 
 #endif

@@ -250,6 +250,14 @@ __device__ __forceinline__ void read_stage(const struct ring *r, struct consumer
     block_read<FORMAT, false>(r->weights + (r->stage * PREFILL_ROW_TILES + w.warp) * n_bytes, w.lane, words);
 }
 
+template <int FORMAT>
+__device__ __forceinline__ void decode_stage(const struct ring *r, struct consumer w, uint32_t (&a)[4][4])
+{
+    struct block_words<FORMAT> words;
+    read_stage<FORMAT>(r, w, &words);
+    block_expand<FORMAT>(&words, a);
+}
+
 /* Starts the product of the stage at hand, decoded in a. */
 template <int WIDTH>
 __device__ __forceinline__ void multiply_stage(float (&d)[WIDTH / 2], const uint32_t (&a)[4][4], const struct ring *r)
@@ -261,8 +269,28 @@ __device__ __forceinline__ void multiply_stage(float (&d)[WIDTH / 2], const uint
     wgmma_commit();
 }
 
-/* The warpgroups take turns at the tensor cores: one has them while the other decodes and adds up. Wide units fall into
- * step by themselves. */
+/* The product of one step runs while the next one is decoded, and is waited for when that one's is under way. */
+template <int FORMAT, int WIDTH>
+__device__ __forceinline__ void chain(float (&d)[WIDTH / 2], struct ring *r, struct consumer w, int steps)
+{
+    uint32_t a[2][4][4];
+    decode_stage<FORMAT>(r, w, a[0]);
+    for (int k = 0; k < steps; k += 2) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            if (k + h >= steps) break;
+            multiply_stage<WIDTH>(d, a[h], r);
+            wgmma_wait<1>();
+            if (k + h > 0) release_stage(r, (r->stage ? r->stage : r->stages) - 1, w.lane);
+            ring_next(r);
+            if (k + h + 1 < steps) decode_stage<FORMAT>(r, w, a[h ^ 1]);
+        }
+    }
+    wgmma_wait<0>();
+    release_stage(r, (r->stage ? r->stage : r->stages) - 1, w.lane);
+}
+
+/* The warpgroups take turns at the tensor cores: one has them while the other decodes and adds up. */
 __device__ __forceinline__ void turn_wait(int warpgroup)
 {
     asm volatile("bar.sync %0,%1;" ::"r"(2 + warpgroup), "n"(CONSUMER_WARPS * 32) : "memory");
@@ -270,41 +298,6 @@ __device__ __forceinline__ void turn_wait(int warpgroup)
 __device__ __forceinline__ void turn_pass(int warpgroup)
 {
     asm volatile("bar.arrive %0,%1;" ::"r"(2 + (warpgroup ^ 1)), "n"(CONSUMER_WARPS * 32) : "memory");
-}
-
-/* The product of one step runs while the next one is decoded, and is waited for when that one's is under way. */
-template <int FORMAT, int WIDTH>
-__device__ __forceinline__ void chain(float (&d)[WIDTH / 2], struct ring *r, struct consumer w, int steps)
-{
-    constexpr bool narrow = WIDTH < MAX_WIDTH;
-    constexpr bool ahead = narrow && FORMAT != BLOCK_BF16; /* else there are no registers for words that wait */
-    const int warpgroup = w.warp / 4;
-    block_words<FORMAT> first;
-    uint32_t a[2][4][4];
-    read_stage<FORMAT>(r, w, &first);
-    block_expand<FORMAT>(&first, a[0]);
-    for (int k = 0; k < steps; k += 2) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            if (k + h >= steps) break;
-            if (narrow) turn_wait(warpgroup);
-            multiply_stage<WIDTH>(d, a[h], r);
-            if (narrow) turn_pass(warpgroup);
-            const int previous = (r->stage ? r->stage : r->stages) - 1;
-            ring_next(r);
-            const bool more = k + h + 1 < steps;
-            block_words<FORMAT> words = {};
-            if (ahead && more) read_stage<FORMAT>(r, w, &words);
-            wgmma_wait<1>();
-            if (k + h > 0) release_stage(r, previous, w.lane);
-            if (more) {
-                if (!ahead) read_stage<FORMAT>(r, w, &words);
-                block_expand<FORMAT>(&words, a[h ^ 1]);
-            }
-        }
-    }
-    wgmma_wait<0>();
-    release_stage(r, (r->stage ? r->stage : r->stages) - 1, w.lane);
 }
 
 /* A group's chain goes to t. Each step's product is waited for before the next one starts. */
@@ -317,8 +310,7 @@ __device__ __forceinline__ void chain_of_groups(float (&d)[WIDTH / 2], const str
         job->group_scale + ((size_t)row_tile * PREFILL_ROW_TILES + w.warp) * job->groups * BLOCK_ROWS + (w.lane >> 2);
     block_words<FORMAT> words = {};
     uint32_t a[4][4];
-    read_stage<FORMAT>(r, w, &words);
-    block_expand<FORMAT>(&words, a);
+    decode_stage<FORMAT>(r, w, a);
     for (int k = 0; k < job->blocks; scale += BLOCK_ROWS) {
         const int end = min_int(k + group_steps, job->blocks);
         const float s0 = __ldg(scale), s1 = __ldg(scale + 8);
@@ -460,7 +452,7 @@ static __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
         /* The staging tile lies behind the ring, on 16 bytes as all of its parts. */
         char *const tile = base + stages * (r.x_bytes + PREFILL_ROW_TILES * n_bytes);
         const struct consumer w = {warp, lane};
-        if (warp >= CONSUMER_WARPS / 2) turn_pass(1);
+        if (GROUPED && warp >= CONSUMER_WARPS / 2) turn_pass(1);
         for (int i = blockIdx.x / CLUSTER; i < plan.units; i += gridDim.x / CLUSTER) {
             const struct unit u = unit_at(&plan, &job, rank, i);
             if constexpr (!GROUPED)

@@ -1,14 +1,15 @@
 /* weights: a model file's matrices, cut, stacked and packed into blocks.
  *
- * Every row of a device matrix has a source: a part, and a row of its stored matrix. Host threads only gather: for a chunk of whole
- * tiles they copy the row's column spans and scales into pinned memory, row after row; a kernel packs what arrived while they
- * gather the next chunk. Codes travel as they are stored (E2M1 pairs, E4M3, plain numbers); other formats are unpacked to
- * integer codes by the host's threads.
+ * Every row of a device matrix has a source: a part, and a row of its stored matrix. Host threads only gather: for a chunk of
+ * whole tiles they copy the row's column spans and scales into pinned memory, row after row; a kernel packs what arrived
+ * while they gather the next chunk. Codes travel as they are stored (E2M1 pairs, E4M3, plain numbers); other formats are
+ * unpacked to integer codes by the host's threads.
  *
- * What is exact. FP8, INT8 and plain weights have the stored values: the code's product with x is exact, scales multiply FP32 sums.
- * F32 is three bfloat16 planes cut off the number; of numbers below 2^-110 bits below 2^-133 are lost. NVFP4's factor of
- * the matrix is the row's scale, so a weight is code * scale * factor without the rounding of scale * factor to float32; where
- * the factor divides, its reciprocal is rounded once, unless it is a power of two. NaN codes and scales make their rows NaN.
+ * What is exact. FP8, INT8 and plain weights have the stored values: the code's product with x is exact, scales multiply FP32
+ * sums. F32 is three bfloat16 planes cut off the number; of numbers below 2^-110 bits below 2^-133 are lost. NVFP4's factor
+ * of the matrix is the row's scale, so a weight is code * scale * factor without the rounding of scale * factor to float32;
+ * where the factor divides, its reciprocal is rounded once, unless it is a power of two. NaN codes and scales make their rows
+ * NaN.
  *
  * Parts of different kinds become different matrices, except that gate and up, and what would be more than
  * WEIGHT_MAX_MATRICES, meet in the general form: decoded numbers in three planes. */
@@ -89,19 +90,20 @@ static enum rc device_alloc(size_t n_bytes, void **out, struct err *e)
     size_t unused = 0, total = 0;
     cudaGetLastError();
     cudaMemGetInfo(&unused, &total);
-    return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "device_memory", "no device memory for a weight of %zu MiB: %zu of %zu MiB are free",
-                   n_bytes >> 20, unused >> 20, total >> 20);
+    return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "device_memory",
+                   "no device memory for a weight of %zu MiB: %zu of %zu MiB are free", n_bytes >> 20, unused >> 20,
+                   total >> 20);
 }
 
 /* ---- packing kernels: a chunk of tiles in staging memory, rows of fixed pitches ---- */
 
 struct chunk {
-    const uint8_t *codes;        /* [rows][codes_pitch] */
-    const uint8_t *scale_bytes;  /* NVFP4: [rows][blocks * 4], E4M3 */
-    const float *scales, *mins;  /* [rows][groups] */
+    const uint8_t *codes;       /* [rows][codes_pitch] */
+    const uint8_t *scale_bytes; /* NVFP4: [rows][blocks * 4], E4M3 */
+    const float *scales, *mins; /* [rows][groups] */
     size_t codes_pitch;
     int tiles, blocks, groups, planes;
-    uint8_t *out;                /* of the chunk's first tile, as all below */
+    uint8_t *out; /* of the chunk's first tile, as all below */
     float *row_scale, *group_scale, *group_min;
 };
 
@@ -147,7 +149,8 @@ template <bool FP8>
 __device__ __forceinline__ void pack_bytes(const struct chunk *c, int row, int block, int lane, int h, uint8_t *out)
 {
     const uint4 v = *(const uint4 *)(c->codes + row * c->codes_pitch + (size_t)block * BLOCK_COLS + (lane & 3) * 16);
-    ((uint4 *)(out + h * BLOCK_SLAB_BYTES))[lane] = make_uint4(swap_middle(v.x), swap_middle(v.y), swap_middle(v.z), swap_middle(v.w));
+    ((uint4 *)(out + h * BLOCK_SLAB_BYTES))[lane] =
+        make_uint4(swap_middle(v.x), swap_middle(v.y), swap_middle(v.z), swap_middle(v.w));
     if (FP8 && (holds_nan_e4m3(v.x) || holds_nan_e4m3(v.y) || holds_nan_e4m3(v.z) || holds_nan_e4m3(v.w)))
         c->row_scale[row] = __int_as_float(0x7fc00000);
 }
@@ -167,7 +170,8 @@ __device__ __forceinline__ uint32_t cut_plane(float *rest)
 template <int RAW>
 __device__ __forceinline__ void pack_numbers(const struct chunk *c, int row, int block, int lane, int h, uint8_t *out)
 {
-    const uint8_t *p = c->codes + row * c->codes_pitch + ((size_t)block * BLOCK_COLS + (lane & 3) * 16) * (RAW == RAW_F32 ? 4 : 2);
+    const uint8_t *p =
+        c->codes + row * c->codes_pitch + ((size_t)block * BLOCK_COLS + (lane & 3) * 16) * (RAW == RAW_F32 ? 4 : 2);
     float rest[16];
     for (int i = 0; i < 16; i++)
         rest[i] = RAW == RAW_F32   ? ((const float *)p)[i]
@@ -191,13 +195,19 @@ template <int RAW> __global__ void __launch_bounds__(256) pack_blocks(const __gr
     const size_t i = (size_t)blockIdx.x * 8 + (threadIdx.x >> 5);
     if (i >= (size_t)c.tiles * c.blocks) return;
     const int tile = (int)(i / c.blocks), block = (int)(i % c.blocks);
-    const int format = RAW == RAW_NVFP4 ? BLOCK_NVFP4 : RAW == RAW_FP8 ? BLOCK_FP8 : RAW == RAW_INT8 ? BLOCK_INT8 : BLOCK_BF16;
+    const int format = RAW == RAW_NVFP4  ? BLOCK_NVFP4
+                       : RAW == RAW_FP8  ? BLOCK_FP8
+                       : RAW == RAW_INT8 ? BLOCK_INT8
+                                         : BLOCK_BF16;
     uint8_t *out = c.out + i * block_bytes(format, c.planes);
     for (int h = 0; h < 2; h++) {
         const int row = tile * BLOCK_ROWS + (lane >> 2) + 8 * h;
-        if (RAW == RAW_NVFP4) pack_nvfp4(&c, row, block, lane, h, out);
-        else if (RAW == RAW_FP8 || RAW == RAW_INT8) pack_bytes<RAW == RAW_FP8>(&c, row, block, lane, h, out);
-        else pack_numbers<RAW>(&c, row, block, lane, h, out);
+        if (RAW == RAW_NVFP4)
+            pack_nvfp4(&c, row, block, lane, h, out);
+        else if (RAW == RAW_FP8 || RAW == RAW_INT8)
+            pack_bytes<RAW == RAW_FP8>(&c, row, block, lane, h, out);
+        else
+            pack_numbers<RAW>(&c, row, block, lane, h, out);
     }
 }
 
@@ -206,7 +216,8 @@ __global__ void pack_scales(const __grid_constant__ struct chunk c)
 {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)c.tiles * c.groups * BLOCK_ROWS) return;
-    const size_t tile = i / BLOCK_ROWS / c.groups, group = i / BLOCK_ROWS % c.groups, row = tile * BLOCK_ROWS + i % BLOCK_ROWS;
+    const size_t tile = i / BLOCK_ROWS / c.groups, group = i / BLOCK_ROWS % c.groups,
+                 row = tile * BLOCK_ROWS + i % BLOCK_ROWS;
     c.group_scale[i] = c.scales[row * c.groups + group];
     if (c.group_min) c.group_min[i] = c.mins[row * c.groups + group];
 }
@@ -264,7 +275,8 @@ static const uint8_t *pair_scales(const struct quant_matrix *m, uint64_t row, ui
     return (const uint8_t *)s->bytes + row / s->row_block * s->per_row + col / s->col_block;
 }
 
-static void gather_nvfp4(const struct quant_matrix *m, uint64_t row, struct kern_span s, uint8_t *codes, uint8_t *scales, uint8_t *scratch)
+static void gather_nvfp4(const struct quant_matrix *m, uint64_t row, struct kern_span s, uint8_t *codes,
+                         uint8_t *scales, uint8_t *scratch)
 {
     const uint8_t *grid = m->format == QUANT_FP4_PAIRS ? pair_scales(m, row, s.first) : NULL;
     if (grid) {
@@ -277,7 +289,8 @@ static void gather_nvfp4(const struct quant_matrix *m, uint64_t row, struct kern
 }
 
 /* One scale a stored group to one for every `group` columns of the device matrix; at: the span's first column there. */
-static void spread_scales(const float *stored, size_t stored_group, struct kern_span s, size_t at, size_t group, float *scales)
+static void spread_scales(const float *stored, size_t stored_group, struct kern_span s, size_t at, size_t group,
+                          float *scales)
 {
     for (uint64_t done = 0; done < s.count;) {
         const uint64_t col = s.first + done, left = group - (at + done) % group;
@@ -286,8 +299,8 @@ static void spread_scales(const float *stored, size_t stored_group, struct kern_
     }
 }
 
-static void gather_scaled(const struct gather *g, const struct kern_weight_part *p, uint64_t row, struct kern_span s, size_t at, int i,
-                          float *scratch)
+static void gather_scaled(const struct gather *g, const struct kern_weight_part *p, uint64_t row, struct kern_span s,
+                          size_t at, int i, float *scratch)
 {
     const struct quant_matrix *m = &p->matrix;
     uint8_t *codes = g->host + g->at.codes + i * g->at.codes_pitch + at;
@@ -298,8 +311,10 @@ static void gather_scaled(const struct gather *g, const struct kern_weight_part 
         spread_scales(scratch, QUANT_W8_GROUP, s, at, g->kind.group, scales);
     } else if (m->format == QUANT_FP8) {
         quant_matrix_fp8(m, row, s.first, s.count, codes, scratch);
-        if (g->kind.group) spread_scales(scratch, quant_matrix_group(m), s, at, g->kind.group, scales);
-        else if (at == 0) *(float *)(g->host + g->at.row_scale + i * sizeof(float)) = scratch[0] * BLOCK_FACTOR_FP8;
+        if (g->kind.group)
+            spread_scales(scratch, quant_matrix_group(m), s, at, g->kind.group, scales);
+        else if (at == 0)
+            *(float *)(g->host + g->at.row_scale + i * sizeof(float)) = scratch[0] * BLOCK_FACTOR_FP8;
     } else {
         float *unused = scratch; /* minimums of a kind that has none */
         quant_matrix_codes(m, row, s.first, s.count, (int8_t *)codes, scales + at / g->kind.group,
@@ -308,8 +323,8 @@ static void gather_scaled(const struct gather *g, const struct kern_weight_part 
 }
 
 /* Numbers as they are stored, or any format in the general form. */
-static void gather_plain(const struct gather *g, const struct kern_weight_part *p, uint64_t row, struct kern_span s, size_t at, int i,
-                         float *scratch)
+static void gather_plain(const struct gather *g, const struct kern_weight_part *p, uint64_t row, struct kern_span s,
+                         size_t at, int i, float *scratch)
 {
     const struct quant_matrix *m = &p->matrix;
     const size_t bytes = raw_block_bytes(g->kind.raw) / BLOCK_COLS;
@@ -343,17 +358,20 @@ static void gather_row(const struct gather *g, int i, void *scratch)
     size_t at = 0;
     *(float *)(g->host + g->at.row_scale + i * sizeof(float)) = 0;
     memset(g->host + g->at.scales + (size_t)i * g->groups * sizeof(float), 0, g->groups * sizeof(float));
-    if (g->kind.mins) memset(g->host + g->at.mins + (size_t)i * g->groups * sizeof(float), 0, g->groups * sizeof(float));
+    if (g->kind.mins)
+        memset(g->host + g->at.mins + (size_t)i * g->groups * sizeof(float), 0, g->groups * sizeof(float));
     if (source->part) {
         *(float *)(g->host + g->at.row_scale + i * sizeof(float)) = row_factor(&g->kind, &source->part->matrix);
         for (int n = 0; n < source->part->n_cols; n++) {
             const struct kern_span s = source->part->cols[n];
             if (!s.count) continue;
             if (g->kind.raw == RAW_NVFP4)
-                gather_nvfp4(&source->part->matrix, source->row, s, codes + at / 2, scale_bytes + at / 16, (uint8_t *)scratch);
+                gather_nvfp4(&source->part->matrix, source->row, s, codes + at / 2, scale_bytes + at / 16,
+                             (uint8_t *)scratch);
             else if (g->kind.raw == RAW_FP8 || g->kind.raw == RAW_INT8)
                 gather_scaled(g, source->part, source->row, s, at, i, (float *)scratch);
-            else gather_plain(g, source->part, source->row, s, at, i, (float *)scratch);
+            else
+                gather_plain(g, source->part, source->row, s, at, i, (float *)scratch);
             at += s.count;
         }
     }
@@ -399,12 +417,14 @@ static void launch_pack(cudaStream_t stream, enum raw_kind raw, const struct chu
     case RAW_F16: pack_blocks<RAW_F16><<<grid, 256, 0, stream>>>(*c); break;
     case RAW_F32: pack_blocks<RAW_F32><<<grid, 256, 0, stream>>>(*c); break;
     }
-    if (c->groups) pack_scales<<<(unsigned)(((size_t)c->tiles * c->groups * BLOCK_ROWS + 255) / 256), 256, 0, stream>>>(*c);
+    if (c->groups)
+        pack_scales<<<(unsigned)(((size_t)c->tiles * c->groups * BLOCK_ROWS + 255) / 256), 256, 0, stream>>>(*c);
 }
 
 /* Gathers and sends tiles first .. first + tiles of the matrix. */
-static enum rc send_chunk(struct weight_loader *l, const struct kind *k, enum kern_weights how, const struct row_source *rows,
-                          const struct device_matrix *m, int first, int tiles, struct err *e)
+static enum rc send_chunk(struct weight_loader *l, const struct kind *k, enum kern_weights how,
+                          const struct row_source *rows, const struct device_matrix *m, int first, int tiles,
+                          struct err *e)
 {
     struct stage *stage = &l->stage[l->turn];
     const int n_rows = tiles * BLOCK_ROWS, groups = block_groups(m->blocks, m->group);
@@ -414,7 +434,9 @@ static enum rc send_chunk(struct weight_loader *l, const struct kind *k, enum ke
     struct gather part[MAX_THREADS] = {};
     const int n_threads = at.n_bytes < SERIAL_BYTES ? 1 : l->n_threads;
     for (int i = 0; i < n_threads; i++) {
-        struct gather g = {*k, how, rows + (size_t)first * BLOCK_ROWS, n_rows, m->blocks, groups, stage->host, at, n_threads, i, false};
+        struct gather g = {
+            *k, how,  rows + (size_t)first * BLOCK_ROWS, n_rows, m->blocks, groups, stage->host, at, n_threads,
+            i,  false};
         part[i] = g;
     }
     run_threads(gather_rows, part, sizeof part[0], n_threads);
@@ -430,7 +452,8 @@ static enum rc send_chunk(struct weight_loader *l, const struct kind *k, enum ke
     c.group_scale = m->group ? (float *)m->group_scale_dev + row * groups : NULL;
     c.group_min = m->mins ? (float *)m->group_min_dev + row * groups : NULL;
     cudaMemcpyAsync(stage->dev, stage->host, at.n_bytes, cudaMemcpyHostToDevice, l->stream);
-    cudaMemcpyAsync(c.row_scale, stage->dev + at.row_scale, n_rows * sizeof(float), cudaMemcpyDeviceToDevice, l->stream);
+    cudaMemcpyAsync(c.row_scale, stage->dev + at.row_scale, n_rows * sizeof(float), cudaMemcpyDeviceToDevice,
+                    l->stream);
     launch_pack(l->stream, k->raw, &c);
     cudaEventRecord(stage->packed, l->stream);
     status = cudaGetLastError();
@@ -444,19 +467,20 @@ static enum block_format format_of(enum raw_kind raw)
 }
 
 /* m: rows, cols, halves and swiglu are set. rows_of: m->tiles * 16 sources. */
-static enum rc load_matrix(struct weight_loader *l, const struct kind *k, enum kern_weights how, const struct row_source *rows_of,
-                           struct device_matrix *m, struct err *e)
+static enum rc load_matrix(struct weight_loader *l, const struct kind *k, enum kern_weights how,
+                           const struct row_source *rows_of, struct device_matrix *m, struct err *e)
 {
     m->format = format_of(k->raw), m->planes = k->planes, m->group = k->group, m->mins = k->mins;
     const size_t n_rows = (size_t)m->tiles * BLOCK_ROWS, groups = block_groups(m->blocks, m->group);
     const size_t block_part = (size_t)m->tiles * m->blocks * block_bytes(m->format, m->planes);
-    const size_t row_part = round_up(n_rows * sizeof(float), 256), group_part = round_up(n_rows * groups * sizeof(float), 256);
+    const size_t row_part = round_up(n_rows * sizeof(float), 256),
+                 group_part = round_up(n_rows * groups * sizeof(float), 256);
     const size_t tile_bytes = lay_out(k, m->blocks, (int)groups, BLOCK_ROWS).n_bytes;
     const int tiles = (int)(STAGE_BYTES / tile_bytes);
     void *memory = NULL;
     if (!tiles)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "weight_shape", "a weight of %d columns is too wide for the CUDA backend",
-                       m->cols);
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "weight_shape",
+                       "a weight of %d columns is too wide for the CUDA backend", m->cols);
     m->bytes = block_part + row_part + group_part * (m->mins ? 2 : 1);
     enum rc rc = device_alloc(m->bytes, &memory, e);
     if (rc != RC_OK) return rc;
@@ -473,8 +497,9 @@ static enum rc load_matrix(struct weight_loader *l, const struct kind *k, enum k
 
 static enum rc unsupported(const struct kern_weight_part *p, const char *why, struct err *e)
 {
-    return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "weight_shape", "a %s weight of %llu x %llu: %s", quant_name(p->matrix.format),
-                   (unsigned long long)p->matrix.rows, (unsigned long long)p->matrix.cols, why);
+    return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "weight_shape", "a %s weight of %llu x %llu: %s",
+                   quant_name(p->matrix.format), (unsigned long long)p->matrix.rows, (unsigned long long)p->matrix.cols,
+                   why);
 }
 
 /* The widest group of the cut part, at most the stored one, inside of which no scale ends; 0: there is none. */
@@ -483,7 +508,8 @@ static int group_of_cut(const struct kern_weight_part *p, size_t stored)
     for (uint64_t group = stored; group >= 16; group /= 2) {
         uint64_t at = 0;
         bool good = true;
-        for (int i = 0; i < p->n_cols; at += p->cols[i++].count) good = good && at % group == 0 && p->cols[i].first % group == 0;
+        for (int i = 0; i < p->n_cols; at += p->cols[i++].count)
+            good = good && at % group == 0 && p->cols[i].first % group == 0;
         if (good) return (int)group;
     }
     return 0;
@@ -502,16 +528,19 @@ static enum rc kind_of_part(const struct kern_weight_part *p, enum kern_weights 
         k.raw = RAW_NVFP4;
     } else if (m->format == QUANT_FP8) {
         k.raw = RAW_FP8;
-        if (m->scales.bytes && m->scales.col_block < m->cols) k.group = group_of_cut(p, quant_matrix_group(m));
+        if (m->scales.bytes && m->scales.col_block < m->cols)
+            k.group = group_of_cut(p, quant_matrix_group(m));
         else {
             *out = k;
             return RC_OK;
         }
     } else {
         k.group = group_of_cut(p, quant_matrix_group(m)) == (int)quant_matrix_group(m) ? (int)quant_matrix_group(m) : 0;
-        k.mins = m->format != QUANT_Q8_0 && m->format != QUANT_MXFP4 && m->format != QUANT_FP4_PAIRS && m->format != QUANT_NVFP4;
+        k.mins = m->format != QUANT_Q8_0 && m->format != QUANT_MXFP4 && m->format != QUANT_FP4_PAIRS &&
+                 m->format != QUANT_NVFP4;
     }
-    if ((k.raw == RAW_INT8 || k.raw == RAW_FP8) && !k.group) return unsupported(p, "its scales, as it is cut, do not cover whole groups of 16 columns", e);
+    if ((k.raw == RAW_INT8 || k.raw == RAW_FP8) && !k.group)
+        return unsupported(p, "its scales, as it is cut, do not cover whole groups of 16 columns", e);
     if (k.raw == RAW_NVFP4 && !group_of_cut(p, 16)) return unsupported(p, "cut inside a group of 16 columns", e);
     *out = k;
     return RC_OK;
@@ -535,7 +564,8 @@ static enum rc check_parts(const struct kern_weight_part *parts, int n_parts, en
     const uint64_t cols = n_parts ? span_total(parts[0].cols, parts[0].n_cols) : 0;
     for (int i = 0; i < n_parts; i++) {
         const struct kern_weight_part *p = &parts[i];
-        if (span_total(p->cols, p->n_cols) != cols) return unsupported(p, "its columns are not those of its neighbours", e);
+        if (span_total(p->cols, p->n_cols) != cols)
+            return unsupported(p, "its columns are not those of its neighbours", e);
         rows += span_total(p->rows, p->n_rows);
         for (int r = 0; r < p->n_rows; r++)
             for (int c = 0; c < p->n_cols; c++)
@@ -544,8 +574,8 @@ static enum rc check_parts(const struct kern_weight_part *parts, int n_parts, en
                     return unsupported(p, "a slice that is not stored here", e);
     }
     if (!rows || !cols || rows > 1 << 28 || cols > 1 << 24)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "weight_shape", "a weight of %llu x %llu", (unsigned long long)rows,
-                       (unsigned long long)cols);
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "weight_shape", "a weight of %llu x %llu",
+                       (unsigned long long)rows, (unsigned long long)cols);
     if (use == KERN_SWIGLU && (n_parts != 2 || rows % 16 || span_total(parts[0].rows, parts[0].n_rows) * 2 != rows))
         return unsupported(&parts[0], "gate and up are two parts of as many rows, a multiple of 8", e);
     return RC_OK;
@@ -569,9 +599,12 @@ static enum rc plan_weight(const struct kern_weight_part *parts, int n_parts, en
         struct kind k = {RAW_INT8, 1, 0, false};
         const enum rc rc = kind_of_part(&parts[i], how, &k, e);
         if (rc != RC_OK) return rc;
-        if (n && same_kind(&plans[n - 1].kind, &k)) plans[n - 1].part_end = i + 1;
-        else if (n == WEIGHT_MAX_MATRICES || (n && use == KERN_SWIGLU)) too_many = true;
-        else plans[n++] = (struct plan){k, i, i + 1};
+        if (n && same_kind(&plans[n - 1].kind, &k))
+            plans[n - 1].part_end = i + 1;
+        else if (n == WEIGHT_MAX_MATRICES || (n && use == KERN_SWIGLU))
+            too_many = true;
+        else
+            plans[n++] = (struct plan){k, i, i + 1};
     }
     if (too_many) plans[0] = (struct plan){general, 0, n_parts}, n = 1;
     *n_plans = n;
@@ -584,8 +617,8 @@ static void list_rows(const struct kern_weight_part *p, struct row_source *out)
         for (uint64_t r = 0; r < p->rows[s].count; r++) *out++ = (struct row_source){p, p->rows[s].first + r};
 }
 
-static enum rc load_plan(struct weight_loader *l, const struct kern_weight_part *parts, const struct plan *plan, enum kern_weights how,
-                         enum kern_use use, struct device_matrix *m, struct err *e)
+static enum rc load_plan(struct weight_loader *l, const struct kern_weight_part *parts, const struct plan *plan,
+                         enum kern_weights how, enum kern_use use, struct device_matrix *m, struct err *e)
 {
     uint64_t rows = 0;
     for (int i = plan->part_first; i < plan->part_end; i++) rows += span_total(parts[i].rows, parts[i].n_rows);
@@ -593,7 +626,8 @@ static enum rc load_plan(struct weight_loader *l, const struct kern_weight_part 
     m->tiles = (m->rows + 127) / 128 * 8, m->blocks = (m->cols + BLOCK_COLS - 1) / BLOCK_COLS;
     m->halves = use == KERN_PARTIAL ? 2 : 1, m->swiglu = use == KERN_SWIGLU;
     const size_t n = (size_t)m->tiles * BLOCK_ROWS;
-    struct row_source *of = (struct row_source *)calloc(n, sizeof *of), *stacked = (struct row_source *)calloc(n, sizeof *of);
+    struct row_source *of = (struct row_source *)calloc(n, sizeof *of),
+                      *stacked = (struct row_source *)calloc(n, sizeof *of);
     if (!of || !stacked) {
         free(of), free(stacked);
         return err_no_memory(e);
@@ -662,13 +696,16 @@ static void *gather_table(void *argument)
     const int first = (int)((int64_t)g->n_rows * g->thread / g->n_threads);
     const int last = (int)((int64_t)g->n_rows * (g->thread + 1) / g->n_threads);
     for (int i = first; i < last; i++) {
-        if (g->bf16) memcpy(g->host + i * row_bytes, quant_matrix_at(g->m, g->first + i, 0), row_bytes);
-        else quant_matrix_decode(g->m, g->first + i, 0, cols, (float *)(g->host + i * row_bytes));
+        if (g->bf16)
+            memcpy(g->host + i * row_bytes, quant_matrix_at(g->m, g->first + i, 0), row_bytes);
+        else
+            quant_matrix_decode(g->m, g->first + i, 0, cols, (float *)(g->host + i * row_bytes));
     }
     return NULL;
 }
 
-static enum rc send_table(struct weight_loader *l, const struct quant_matrix *m, const struct kern_table *t, struct err *e)
+static enum rc send_table(struct weight_loader *l, const struct quant_matrix *m, const struct kern_table *t,
+                          struct err *e)
 {
     const size_t row_bytes = (size_t)t->cols * (t->bf16 ? 2 : 4), rows = STAGE_BYTES / row_bytes;
     for (size_t first = 0; first < (size_t)t->rows; first += rows) {
@@ -677,9 +714,11 @@ static enum rc send_table(struct weight_loader *l, const struct quant_matrix *m,
         const int n_threads = n * row_bytes < SERIAL_BYTES ? 1 : l->n_threads;
         struct table_gather part[MAX_THREADS];
         cudaError_t status = cudaEventSynchronize(stage->packed);
-        for (int i = 0; i < n_threads; i++) part[i] = (struct table_gather){m, first, (int)n, n_threads, i, t->bf16, stage->host};
+        for (int i = 0; i < n_threads; i++)
+            part[i] = (struct table_gather){m, first, (int)n, n_threads, i, t->bf16, stage->host};
         run_threads(gather_table, part, sizeof part[0], n_threads);
-        cudaMemcpyAsync((char *)t->rows_dev + first * row_bytes, stage->host, n * row_bytes, cudaMemcpyHostToDevice, l->stream);
+        cudaMemcpyAsync((char *)t->rows_dev + first * row_bytes, stage->host, n * row_bytes, cudaMemcpyHostToDevice,
+                        l->stream);
         cudaEventRecord(stage->packed, l->stream);
         if (status == cudaSuccess) status = cudaGetLastError();
         if (status != cudaSuccess) return cuda_failed(status, "loading an embedding", e);
@@ -689,11 +728,12 @@ static enum rc send_table(struct weight_loader *l, const struct quant_matrix *m,
     return status == cudaSuccess ? RC_OK : cuda_failed(status, "loading an embedding", e);
 }
 
-enum rc weights_load_table(struct weight_loader *l, const struct quant_matrix *m, struct kern_table **out, struct err *e)
+enum rc weights_load_table(struct weight_loader *l, const struct quant_matrix *m, struct kern_table **out,
+                           struct err *e)
 {
     if (!m->rows || !m->cols || m->rows > 1 << 28 || m->cols > 1 << 20)
-        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "weight_shape", "an embedding of %llu x %llu", (unsigned long long)m->rows,
-                       (unsigned long long)m->cols);
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "weight_shape", "an embedding of %llu x %llu",
+                       (unsigned long long)m->rows, (unsigned long long)m->cols);
     struct kern_table *t = (struct kern_table *)calloc(1, sizeof *t);
     if (!t) return err_no_memory(e);
     t->bf16 = m->format == QUANT_BF16, t->rows = (int)m->rows, t->cols = (int)m->cols;

@@ -82,7 +82,8 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[128], const uint32_t 
 {
     asm volatile("{\n.reg .pred p;\n.reg .b32 lb;\n.reg .b64 db;\nsetp.ne.b32 p,1,0;\n"
                  "add.u32 lb,%132,%133;\nmov.b64 db,{lb," WGMMA_UPPER_WORD "};\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" WGMMA_NAMES_128 "},{%128,%129,%130,%131},db,p,1,1,0;\n}"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" WGMMA_NAMES_128 "},"
+                 "{%128,%129,%130,%131},db,p,1,1,0;\n}"
                  : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32), WGMMA_SUMS_32(d, 64), WGMMA_SUMS_32(d, 96)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_at));
 }

@@ -106,7 +106,7 @@ enum rc engine_comm_shape(const struct engine_options *o, struct engine_comm_sha
 static void beat(void *ctx)
 {
     struct engine *e = ctx;
-    segment_beat(e->segment, e->o.rank);
+    segment_beat(e->segment, e->seat);
 }
 
 /* After each layer's first sum: a sign of life, and the place where faults strike. */
@@ -209,6 +209,7 @@ enum rc engine_open(const struct engine_options *o, struct kern *kern, struct co
     e->kern = kern;
     e->comm = comm;
     e->segment = segment;
+    e->seat = o->solo ? 0 : o->rank;
     e->prefill_rows = prefill_rows_of(o);
     e->lockstep_us = segment_bounds(segment).lockstep_us;
     if (o->fault.rank != o->rank) e->o.fault.kind = FAULT_NONE;
@@ -239,15 +240,36 @@ void engine_close(struct engine *e)
     free(e);
 }
 
+static size_t weight_bytes_of(const struct engine *e, const struct kern_weight *w) { return w ? e->kern->weight_bytes(w) : 0; }
+
+/* One layer's weights, added up. */
+static void add_layer(const struct engine *e, const struct model_layer *l, struct engine_step_bytes *b)
+{
+    b->linear += weight_bytes_of(e, l->in_proj);
+    b->swiglu += weight_bytes_of(e, l->gate_up);
+    b->partial += weight_bytes_of(e, l->out_proj) + weight_bytes_of(e, l->down);
+}
+
 struct engine_sizes engine_sizes_of(const struct engine *e)
 {
-    return (struct engine_sizes){
+    const size_t page = model_forward_page_bytes(e->forward), head = weight_bytes_of(e, e->weights.head);
+    const int layers = e->config.n_layers, kv_layers = model_forward_kv_layers(e->forward);
+    struct engine_sizes s = {
         .limits = e->limits,
         .weight_bytes = e->weights.bytes,
         .kv_bytes = model_forward_kv_bytes(e->forward),
         .state_bytes = model_forward_state_bytes(e->forward),
         .partition_digest = partition_digest(&e->partition),
+        .step = {.linear = head},
     };
+    for (int l = 0; l < layers; l++) add_layer(e, &e->weights.layers[l], &s.step);
+    if (kv_layers) s.step.kv_token = page / KV_PAGE_TOKENS / (size_t)kv_layers * (size_t)(kv_layers - e->mtp);
+    s.step.state = 2 * model_forward_slot_bytes(e->forward);
+    if (!e->mtp) return s;
+    s.mtp_pass.linear = head + weight_bytes_of(e, e->weights.mtp_fc);
+    add_layer(e, &e->weights.layers[layers], &s.mtp_pass);
+    s.mtp_pass.kv_token = page / KV_PAGE_TOKENS / (size_t)kv_layers;
+    return s;
 }
 
 static const char *request_problem(struct engine *e, const struct engine_request *r)

@@ -43,6 +43,8 @@ enum { ENGINE_PREFILL_ROWS = 512, ENGINE_DRAFTS = 3 };
 struct engine_options {
     const char *model_path;
     int rank, ranks;
+    bool solo;               /* benchmarks: this rank computes its share alone. The segment is of one rank, the comm pretends the
+                                others */
     int active;              /* sequences computed at once, 1..64 */
     int context;             /* longest sequence, tokens; 0: the model's */
     int64_t kv_tokens;       /* KV capacity in tokens over all sequences, 0: active * context */
@@ -84,6 +86,12 @@ void engine_close(struct engine *e);
 struct engine_sizes {
     struct engine_limits limits;
     size_t weight_bytes, kv_bytes, state_bytes; /* of this rank */
+    /* What a decode step reads of it, by the operation that reads it; of the MTP layer with each pass. */
+    struct engine_step_bytes {
+        size_t linear, swiglu, partial;     /* weights: projections and head; gate and up; outputs of mixers and MLPs */
+        size_t kv_token;                    /* keys and values of a position, all layers */
+        size_t state;                       /* recurrent state of a sequence, read and written */
+    } step, mtp_pass;
     uint64_t partition_digest;
 };
 struct engine_sizes engine_sizes_of(const struct engine *e);

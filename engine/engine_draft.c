@@ -108,7 +108,7 @@ static struct mtp_batch new_batch(struct engine *e, enum mtp_hidden hidden)
 
 static enum rc run_batch(struct engine *e, const struct mtp_batch *b, struct err *err)
 {
-    segment_beat(e->segment, e->o.rank);
+    segment_beat(e->segment, e->seat);
     return model_forward_mtp(e->forward, b, err);
 }
 

@@ -70,7 +70,7 @@ static bool plan_is_known(struct engine *e)
 static enum rc await_plan(struct engine *e, struct err *err)
 {
     if (!e->plan_ready) {
-        enum rc rc = lockstep_read_plan(e->segment, e->o.rank, e->step + 1, PLAN_PATIENCE_US, e->plan_bytes, &e->plan_len, err);
+        enum rc rc = lockstep_read_plan(e->segment, e->seat, e->step + 1, PLAN_PATIENCE_US, e->plan_bytes, &e->plan_len, err);
         if (rc == RC_OK) rc = step_plan_unpack(e->plan_bytes, e->plan_len, &e->plan, err);
         if (rc != RC_OK) return rc;
         if (e->plan.step != e->step + 1) return engine_stuck(err, "the step plan is of another step");
@@ -78,7 +78,7 @@ static enum rc await_plan(struct engine *e, struct err *err)
         e->plan_since_us = clock_now_us();
     }
     if (plan_is_known(e)) return RC_OK;
-    segment_beat(e->segment, e->o.rank);
+    segment_beat(e->segment, e->seat);
     if (clock_now_us() - e->plan_since_us > e->lockstep_us)
         return engine_stuck(err, "the step plan names a request that never arrived");
     return RC_RETRY;
@@ -324,7 +324,7 @@ static enum rc commit_token(struct engine *e, struct sequence *s, int pick, int6
     int32_t token = e->picked_tokens[pick];
     if (token < 0) {
         s->failed = true;
-        if (e->o.rank == 0 && !s->retire) end_sequence(e, s, now_us);
+        if (e->seat == 0 && !s->retire) end_sequence(e, s, now_us);
         return RC_OK;
     }
     if (s->trace) {
@@ -337,7 +337,7 @@ static enum rc commit_token(struct engine *e, struct sequence *s, int pick, int6
         s->timing.prefill_us = now_us - s->first_row_us;
     }
     sequence_append(s, token);
-    if (e->o.rank != 0 || s->retire) return RC_OK;
+    if (e->seat != 0 || s->retire) return RC_OK;
     struct err why = {0};
     if (sequence_finish_check(s, e->tokenizer, &why)) end_sequence(e, s, now_us);
     return why.rc == RC_OK ? RC_OK : err_no_memory(err);
@@ -348,7 +348,7 @@ static void commit_drafts(struct engine *e, const struct plan_segment *p, const 
 {
     struct sequence *s = w->sequence;
     int accepted = w->tokens - 1;
-    if (e->o.rank == 0) {
+    if (e->seat == 0) {
         bool unused = accepted < p->drafts &&
                       e->picked_tokens[w->first_pick + accepted] == e->batch_tokens[row_first + accepted + 1];
         engine_draft_note(e, s, p, accepted + unused);
@@ -402,7 +402,7 @@ static enum rc commit(struct engine *e, const struct kern_batch *b, struct err *
 enum rc engine_step(struct engine *e, struct err *err)
 {
     e->n_events = e->next_event = 0;
-    enum rc rc = e->o.rank == 0 ? build_plan(e, err) : await_plan(e, err);
+    enum rc rc = e->seat == 0 ? build_plan(e, err) : await_plan(e, err);
     if (rc != RC_OK) return rc;
     e->plan_ready = false;
     struct forward_batch b;
@@ -413,7 +413,7 @@ enum rc engine_step(struct engine *e, struct err *err)
     if (rc == RC_OK) rc = sample(e, err);
     if (rc == RC_OK) {
         struct lockstep_record r = make_record(e, &b.batch);
-        rc = lockstep_compare(e->segment, e->o.rank, &r, err);
+        rc = lockstep_compare(e->segment, e->seat, &r, err);
     }
     if (rc == RC_OK) rc = commit(e, &b.batch, err);
     if (rc == RC_OK && e->mtp) rc = engine_mtp_prompt(e, err);

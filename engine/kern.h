@@ -231,9 +231,10 @@ struct kern {
     void (*gdn)(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, struct kern_gdn_memory m,
                 const float *in_dev, void *o_act);
     /* Advances a slot's state over the first `rows` drafts kept by the last gdn call on it (0: nothing): the same bits as if
-     * they had been decoded one by one. */
-    void (*gdn_replay)(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, struct kern_gdn_memory m,
-                       int slot, int rows);
+     * they had been decoded one by one. Of n_layers layers, w[n_layers]; m is the first one's memory, the others' follow it at
+     * gdn_state_bytes and gdn_replay_bytes. */
+    void (*gdn_replay)(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, int n_layers,
+                       struct kern_gdn_memory m, int slot, int rows);
     size_t (*gdn_state_bytes)(const struct kern_gdn_shape *s);  /* a multiple of 64: matrices and the last conv_width - 1 raw
                                                                    rows, float32 */
     size_t (*gdn_replay_bytes)(const struct kern_gdn_shape *s); /* KERN_MAX_DRAFTS rows */

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench_round.h"
+#include "bench_text.h"
 #include "prompt.h"
 #include "rank_main.h"
 #include "supervise.h"
@@ -218,7 +220,7 @@ static void print_json(const struct bench *b, double median)
 
 /* ---- start and end ---- */
 
-/* The same ids on every machine, below the vocabulary; sequence i starts at prompt[i], so no two prompts are equal. */
+/* The same ids on every machine, below the vocabulary, or text; sequence i starts at prompt[i], so no two prompts are equal. */
 static enum rc make_prompts(struct bench *b, struct err *e)
 {
     const struct options *o = &b->options;
@@ -227,14 +229,15 @@ static enum rc make_prompts(struct bench *b, struct err *e)
     if (rc != RC_OK) return rc;
     uint64_t vocab = (uint64_t)tokenizer_vocab(prompter_tokenizer(p)), x = 1;
     size_t n = (size_t)(o->bench_prompt + o->bench_sequences);
-    prompter_close(p);
     b->prompt = calloc(n, sizeof *b->prompt);
-    if (!b->prompt) return err_no_memory(e);
-    for (size_t i = 0; i < n; i++) {
+    if (!b->prompt) rc = err_no_memory(e);
+    else if (o->bench_text) rc = bench_text(prompter_tokenizer(p), !strcmp(o->bench_text, "zh"), b->prompt, n, e);
+    for (size_t i = 0; i < n && rc == RC_OK && !o->bench_text; i++) {
         x = x * 6364136223846793005u + 1442695040888963407u;
         b->prompt[i] = (int32_t)((x >> 33) % vocab);
     }
-    return RC_OK;
+    prompter_close(p);
+    return rc;
 }
 
 static enum rc check_figures(struct bench *b, struct err *e)
@@ -284,6 +287,19 @@ static enum rc measure(struct bench *b, struct err *e)
     return RC_OK;
 }
 
+static enum rc run(struct bench *b, const char *what, struct err *e)
+{
+    if (!strcmp(what, "kernel")) return bench_kernel(&b->options, e);
+    if (!strcmp(what, "sum")) return bench_sum(&b->options, e);
+    if (!strcmp(what, "round")) {
+        enum rc rc = check_figures(b, e);
+        if (rc == RC_OK) rc = make_prompts(b, e);
+        return rc == RC_OK ? bench_round(&b->options, b->prompt, e) : rc;
+    }
+    enum rc rc = start(b, e);
+    return rc == RC_OK ? measure(b, e) : rc;
+}
+
 int cmd_bench(const struct options *o)
 {
     struct bench *b = calloc(1, sizeof *b);
@@ -292,9 +308,8 @@ int cmd_bench(const struct options *o)
     enum rc rc = b ? RC_OK : err_no_memory(&e);
     if (b) {
         b->options = *o;
-        b->decode = !strcmp(o->files[0], "decode");
-        rc = start(b, &e);
-        if (rc == RC_OK) rc = measure(b, &e);
+        b->decode = strcmp(o->files[0], "prefill") != 0;
+        rc = run(b, o->files[0], &e);
         group_close(b->group, CLOSE_GRACE_US);
         free(b->prompt);
         buf_free(&b->identity);

@@ -11,6 +11,7 @@
 #include "engine.h"
 #include "model_memory.h"
 #include "options.h"
+#include "rank_backend.h"
 
 static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
@@ -115,16 +116,19 @@ int cmd_model(const struct options *o)
     struct model_config c;
     struct partition p;
     struct engine_limits limits;
+    struct rank_backend backend;
     const struct engine_options eo = {.ranks = o->ranks, .active = o->active, .context = o->context, .kv_tokens = o->kv_tokens};
     char text[1100];
     enum rc rc = model_file_open(o->files[0], &m, &e);
     if (rc == RC_OK) rc = model_config_read(m, &c, &e);
     if (rc == RC_OK) rc = partition_make(&c, o->ranks, PARTITION_FFN_STEP, &p, &e);
     if (rc == RC_OK) rc = engine_limits_plan(&eo, m, &limits, &e);
+    if (rc == RC_OK) rc = rank_backend_choose(o, 0, &backend, &e);
     if (rc == RC_OK) {
         print_head(m, &c);
         print_formats(m, &c);
         print_ranks(o, m, &c, &p, &limits);
+        printf("computed by   %s (%s)\n", backend.cuda ? backend.numerics : "the CPU", backend.why);
     } else {
         log_line(LOG_ERROR, "%s", err_format(&e, text, sizeof text));
     }

@@ -27,7 +27,7 @@ const struct command command_table[] = {
      "Cuts a model into a folder of one part a rank, so that a rank reads no more than its own. The folder is a model for that "
      "number of ranks: same answers, same identity.",
      cmd_shard, false},
-    {"bench", "decode|prefill --model M", "Measures the engine alone.", cmd_bench, false},
+    {"bench", "decode|prefill|round|kernel|sum --model M", "Measures the engine alone.", cmd_bench, false},
     {0}};
 
 static const struct command *command_find(const char *name)

@@ -46,6 +46,10 @@ struct options {
     bool show;                /* tokenize: pieces as well */
     struct fault fault;       /* --fault, test option */
     int64_t bench_prompt, bench_tokens, bench_sequences, bench_repeats;
+    const char *bench_text;   /* "code", "zh"; NULL: random ids */
+    const char *bench_as;     /* "0/2": this rank's share, alone; NULL: real ranks */
+    double bench_accept;      /* of drafts, 0: as measured */
+    bool csv;
 };
 
 struct command {

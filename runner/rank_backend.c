@@ -116,23 +116,31 @@ enum rc rank_backend_choose(const struct options *o, int group, struct rank_back
     return choose_cuda(gpus, o->ranks, group, out, e);
 }
 
+/* What a rank of a group is told about its peers. */
+struct placing {
+    int rank, ranks;
+    const int *gpu_of_rank; /* [ranks] */
+    const char *sum_path;
+};
+
 #if TANDEM_HAVE_CUDA
-static enum rc open_cuda(const struct options *o, const struct rank_backend *b, int group, int rank, struct segment *segment,
-                         struct kern **kern, struct comm **comm, struct err *e)
+static enum rc open_cuda(const struct options *o, const struct placing *p, struct segment *segment, struct kern **kern,
+                         struct comm **comm, struct err *e)
 {
-    const struct rank_args args = {.options = *o, .rank = rank, .group = group};
-    const struct engine_options engine = rank_args_engine(&args);
+    const struct rank_args args = {.options = *o, .rank = p->rank};
+    struct engine_options engine = rank_args_engine(&args);
     struct engine_comm_shape shape;
-    const struct kern_cuda_options k = {.device = b->gpu_of_rank[rank], .graphs = !o->no_graphs};
+    const struct kern_cuda_options k = {.device = p->gpu_of_rank[p->rank], .graphs = !o->no_graphs};
+    engine.ranks = p->ranks;
     enum rc rc = engine_comm_shape(&engine, &shape, e);
     if (rc == RC_OK) rc = kern_cuda_open(&k, kern, e);
     if (rc != RC_OK) return rc;
     const struct kern_cuda_comm_options c = {
         .segment = segment,
-        .rank = rank,
-        .ranks = o->ranks,
-        .device_of_rank = b->gpu_of_rank,
-        .sum_path = o->sum_path ? o->sum_path : "auto",
+        .rank = p->rank,
+        .ranks = p->ranks,
+        .device_of_rank = p->gpu_of_rank,
+        .sum_path = p->sum_path,
         .max_rows = shape.max_rows,
         .width = shape.width,
         .max_gather_floats = shape.max_gather_floats,
@@ -140,13 +148,20 @@ static enum rc open_cuda(const struct options *o, const struct rank_backend *b, 
     return kern_cuda_open_comm(*kern, &c, comm, e);
 }
 #else
-static enum rc open_cuda(const struct options *o, const struct rank_backend *b, int group, int rank, struct segment *segment,
-                         struct kern **kern, struct comm **comm, struct err *e)
+static enum rc open_cuda(const struct options *o, const struct placing *p, struct segment *segment, struct kern **kern,
+                         struct comm **comm, struct err *e)
 {
-    (void)o, (void)b, (void)group, (void)rank, (void)segment, (void)kern, (void)comm;
+    (void)o, (void)p, (void)segment, (void)kern, (void)comm;
     return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "no_gpu", "this build has no CUDA backend");
 }
 #endif
+
+static enum rc open_cpu(const struct options *o, int rank, struct segment *segment, struct kern **kern, struct comm **comm,
+                        struct err *e)
+{
+    enum rc rc = kern_cpu_open(o->isa, o->threads > 0 ? o->threads : 1, kern, e);
+    return rc == RC_OK ? comm_shm_open(segment, rank, comm, e) : rc;
+}
 
 enum rc rank_backend_open(const struct options *o, int group, int rank, struct segment *segment, struct kern **kern,
                           struct comm **comm, struct err *e)
@@ -154,7 +169,28 @@ enum rc rank_backend_open(const struct options *o, int group, int rank, struct s
     struct rank_backend b;
     enum rc rc = rank_backend_choose(o, group, &b, e);
     if (rc != RC_OK) return rc;
-    if (b.cuda) return open_cuda(o, &b, group, rank, segment, kern, comm, e);
-    rc = kern_cpu_open(o->isa, o->threads, kern, e);
-    return rc == RC_OK ? comm_shm_open(segment, rank, comm, e) : rc;
+    const struct placing p = {rank, o->ranks, b.gpu_of_rank, o->sum_path ? o->sum_path : "auto"};
+    return b.cuda ? open_cuda(o, &p, segment, kern, comm, e) : open_cpu(o, rank, segment, kern, comm, e);
+}
+
+enum rc rank_backend_open_alone(const struct options *o, int rank, int ranks, struct segment *segment, struct kern **kern,
+                                struct comm **comm, struct err *e)
+{
+    struct rank_backend b;
+    int gpus[MAX_RANKS];
+    enum rc rc = rank_backend_choose(o, 0, &b, e);
+    if (rc != RC_OK) return rc;
+    for (int r = 0; r < ranks; r++) gpus[r] = b.gpu_of_rank[0];
+    const struct placing p = {rank, ranks, gpus, ranks > 1 ? "local" : "auto"};
+    if (b.cuda) return open_cuda(o, &p, segment, kern, comm, e);
+    if (ranks > 1)
+        return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "no_gpu", "--as-rank: only the CUDA backend can pretend that it has peers (%s)", b.why);
+    return open_cpu(o, 0, segment, kern, comm, e);
+}
+
+int rank_backend_prefill_rows(const struct options *o)
+{
+    enum { CUDA_PREFILL_ROWS = 2048 };
+    struct rank_backend b;
+    return rank_backend_choose(o, 0, &b, NULL) == RC_OK && b.cuda ? CUDA_PREFILL_ROWS : 0;
 }

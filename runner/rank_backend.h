@@ -2,10 +2,11 @@
 #ifndef TANDEM_RANK_BACKEND_H
 #define TANDEM_RANK_BACKEND_H
 
-#include "comm.h"
-#include "kern.h"
 #include "lockstep.h"
 #include "options.h"
+
+struct kern;
+struct comm;
 
 struct rank_backend {
     bool cuda;              /* else the CPU */
@@ -20,6 +21,14 @@ enum rc rank_backend_choose(const struct options *o, int group, struct rank_back
 /* Opens it for one rank. Collective among the ranks of a group. comm is closed before kern. */
 enum rc rank_backend_open(const struct options *o, int group, int rank, struct segment *segment, struct kern **kern,
                           struct comm **comm, struct err *e);
+
+/* Rank `rank` of `ranks` in this process, for benchmarks: sums pretend that the others sent what it did. The segment is of one rank.
+ * EXIT_CONFIG where the backend cannot pretend. */
+enum rc rank_backend_open_alone(const struct options *o, int rank, int ranks, struct segment *segment, struct kern **kern,
+                                struct comm **comm, struct err *e);
+
+/* Prompt rows of a step where --prefill-rows says nothing: what fills the backend, 0: the engine's choice. */
+int rank_backend_prefill_rows(const struct options *o);
 
 /* GPUs of this machine as the backend sees them; 0 without any or without the backend. */
 int rank_backend_gpus(void);

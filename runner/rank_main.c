@@ -13,7 +13,6 @@
  *
  * Which backend that is, rank_backend knows. */
 #define _GNU_SOURCE
-#include "rank_backend.h"
 #include "rank_main.h"
 
 #include <errno.h>
@@ -27,7 +26,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "comm.h"
+#include "kern.h"
 #include "rank_args.h"
+#include "rank_backend.h"
 #include "rank_wire.h"
 
 enum { IDLE_TURN_MS = 200, STARVED_TURN_MS = 1, READ_BYTES = 1 << 16, LAST_WORDS_MS = 1000 };

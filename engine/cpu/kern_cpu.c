@@ -360,14 +360,19 @@ static void gdn(struct kern *k, const struct kern_gdn_shape *s, const struct ker
     }
 }
 
-static void gdn_replay(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, struct kern_gdn_memory m,
-                       int slot, int rows)
+static size_t gdn_state_bytes(const struct kern_gdn_shape *s);
+static size_t gdn_replay_bytes(const struct kern_gdn_shape *s);
+
+static void gdn_replay(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, int n_layers,
+                       struct kern_gdn_memory m, int slot, int rows)
 {
-    if (!rows) return;
     const struct kern_cpu *c = context(k);
-    const struct cpu_gdn_segment segment = {.rows = rows, .state_dev = m.state_dev + (size_t)slot * m.state_stride};
-    const struct cpu_gdn_call call = {s, w, &segment, 1, NULL, NULL};
-    c->isa->gdn->replay(&call, m.replay_dev + (size_t)slot * m.replay_stride, c->scratch, c->threads);
+    char *state = m.state_dev + (size_t)slot * m.state_stride, *replay = m.replay_dev + (size_t)slot * m.replay_stride;
+    for (int l = 0; l < n_layers && rows; l++) {
+        const struct cpu_gdn_segment segment = {.rows = rows, .state_dev = state + (size_t)l * gdn_state_bytes(s)};
+        const struct cpu_gdn_call call = {s, &w[l], &segment, 1, NULL, NULL};
+        c->isa->gdn->replay(&call, replay + (size_t)l * gdn_replay_bytes(s), c->scratch, c->threads);
+    }
 }
 
 static size_t floats_bytes(size_t n) { return (n * sizeof(float) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }

@@ -127,6 +127,12 @@ static enum rc alloc_slots(struct model_forward *f, struct err *e)
         .hidden = f->o.mtp ? f->o.config->hidden : 0,
         .replay = f->o.max_drafts > 0,
     };
+    f->gdn_layers = calloc((size_t)o.n_layers + 1, sizeof *f->gdn_layers);
+    if (!f->gdn_layers) return err_no_memory(e);
+    for (int l = 0, n = 0; l < f->o.config->n_layers; l++) {
+        const struct model_layer *m = &f->o.weights->layers[l];
+        if (f->o.config->gdn[l]) f->gdn_layers[n++] = (struct kern_gdn_weights){m->conv_dev, m->a_dev, m->dt_dev, m->gdn_norm_dev};
+    }
     return recurrent_state_open(&o, &f->slots, e);
 }
 
@@ -252,6 +258,7 @@ void model_forward_close(struct model_forward *f)
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) k->buffer_free(k, buffers[i]);
     model_mtp_close(f);
     recurrent_state_close(&f->slots);
+    free(f->gdn_layers);
     k->host_free(k, f->logits);
     k->host_free(k, f->best);
     k->host_free(k, f->row_hashes);
@@ -306,11 +313,6 @@ static void attention(struct model_forward *f, const struct model_layer *l, int 
     k->attention(k, &f->attn, f->in_dev, kv, f->mix_act);
 }
 
-static struct kern_gdn_weights gdn_weights(const struct model_layer *l)
-{
-    return (struct kern_gdn_weights){l->conv_dev, l->a_dev, l->dt_dev, l->gdn_norm_dev};
-}
-
 void forward_norm(struct model_forward *f, const struct forward_batch *b, const float *norm_dev)
 {
     struct kern *k = f->o.kern;
@@ -344,8 +346,7 @@ enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, in
     if (l->in_proj) {
         k->linear(k, l->in_proj, rows, f->h_act, f->in_dev);
         if (l->gdn) {
-            const struct kern_gdn_weights w = gdn_weights(l);
-            k->gdn(k, &f->gdn, &w, recurrent_memory(&f->slots, index), f->in_dev, f->mix_act);
+            k->gdn(k, &f->gdn, &f->gdn_layers[index], recurrent_memory(&f->slots, index), f->in_dev, f->mix_act);
         } else {
             attention(f, l, index);
         }
@@ -469,14 +470,8 @@ void model_forward_clear_slot(struct model_forward *f, int slot)
 void model_forward_accept(struct model_forward *f, int slot, int accepted)
 {
     struct kern *k = f->o.kern;
-    const struct model_config *c = f->o.config;
     if (!accepted || !f->gdn.k_heads) return;
-    for (int l = 0, n_gdn = 0; l < c->n_layers; l++) {
-        if (!c->gdn[l]) continue;
-        const struct kern_gdn_weights w = gdn_weights(&f->o.weights->layers[l]);
-        k->gdn_replay(k, &f->gdn, &w, recurrent_memory(&f->slots, n_gdn), slot, accepted);
-        n_gdn++;
-    }
+    k->gdn_replay(k, &f->gdn, f->gdn_layers, f->slots.o.n_layers, recurrent_memory(&f->slots, 0), slot, accepted);
 }
 
 size_t model_forward_slot_bytes(const struct model_forward *f) { return recurrent_slot_bytes(&f->slots); }
@@ -507,6 +502,8 @@ void model_forward_load_page(struct model_forward *f, int32_t page, const void *
         f->o.kern->to_dev(f->o.kern, f->kv_dev + (size_t)i * f->kv_layer_bytes + (size_t)page * f->page_bytes,
                           (const char *)host + (size_t)i * f->page_bytes, f->page_bytes);
 }
+
+int model_forward_kv_layers(const struct model_forward *f) { return f->kv_dev ? f->n_kv : 0; }
 
 size_t model_forward_kv_bytes(const struct model_forward *f)
 {

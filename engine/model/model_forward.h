@@ -100,6 +100,7 @@ size_t model_forward_page_bytes(const struct model_forward *f);
 void model_forward_save_page(struct model_forward *f, int32_t page, void *host);
 void model_forward_load_page(struct model_forward *f, int32_t page, const void *host);
 size_t model_forward_kv_bytes(const struct model_forward *f);    /* all pages */
+int model_forward_kv_layers(const struct model_forward *f);      /* that keep keys and values on this rank, the MTP layer included */
 size_t model_forward_state_bytes(const struct model_forward *f); /* all slots */
 
 #endif

@@ -17,6 +17,7 @@ struct model_forward {
     char *kv_dev;             /* [n_kv][kv_layer_bytes]; the MTP layer's is the last; NULL without heads */
     size_t kv_layer_bytes;
     struct recurrent_state slots;
+    struct kern_gdn_weights *gdn_layers; /* of the Gated DeltaNet layers in order */
 
     float *cos_sin_dev;
     float *x_dev, *in_dev;             /* residual, projections; rows */

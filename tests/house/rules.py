@@ -30,7 +30,8 @@ ENGINE_FOR_CUDA = {"base.h", "kern.h", "comm.h", "quant.h", "partition.h", "lock
 # engine.h is the boundary; lockstep.h and sampler.h are types of its signatures.
 ENGINE_FOR_RUNNER = {"base.h", "engine.h", "lockstep.h", "sampler.h", "model_file.h", "prefix_store.h"}
 # Where the backend is chosen and named; it alone sees all of the engine.
-BACKEND_CHOOSERS = {"runner/rank_main.c", "runner/rank_backend.c", "runner/rank_backend.h"}
+BACKEND_CHOOSERS = {"runner/rank_main.c", "runner/rank_backend.c", "runner/rank_backend.h",
+                    "runner/bench_round.c", "runner/bench_kernel.c"}
 # `tandem model` reports what each rank will hold of a model, shard stores it, and the identity names it: all read the engine's
 # view.
 MAY_SEE_MODEL = {"runner/cmd_model.c", "runner/cmd_shard.c", "runner/rank_identity.c"}

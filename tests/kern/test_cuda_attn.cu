@@ -858,7 +858,7 @@ static void run_benches(void)
     const struct kern_attn_shape wide = {12, 2, 256, 64, false, KV_F16, true},
                                  small = {9, 3, 64, 64, true, KV_F16, false};
     CHECK_CUDA(cudaMalloc((void **)&pool, pool_bytes));
-    CHECK_CUDA(cudaMalloc((void **)&scratch, op_attn_decode_scratch_bytes(&whole, 64)));
+    CHECK_CUDA(cudaMalloc((void **)&scratch, op_attn_decode_scratch_bytes(&wide, 64)));
     fill_pool(pool, pool_bytes);
     for (int context : {1024, 8192, 32768, 186000, 262144})
         for (int rows : {1, 4, 6}) {

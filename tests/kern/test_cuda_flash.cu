@@ -3,9 +3,9 @@
  *
  * Queries, keys and values are functions of (sequence, position), so the same prompt can be cut into chunks and batched in any
  * way. Pages are written here, place by place as kv_page.cuh says. Where a kernel rounds queries, keys and values to float16,
- * the reference does so too. Then what is left is the rounding of probabilities to float16 (2^-12 of each, of random sign), the
- * sums, and the rounding of the output to bfloat16: an output may be wrong by half a unit of its last place + 5e-4 (plain kernel:
- * 3e-5) of the largest output of its row and head. */
+ * the reference does so too. Then what is left is the rounding of probabilities to float16 (2^-12 of each, of random sign),
+ * the sums, and the rounding of the output to bfloat16: an output may be wrong by half a unit of its last place + 5e-4 (plain
+ * kernel: 3e-5) of the largest output of its row and head. */
 #include "cuda_fixture.cuh"
 
 #include "op_attn_prefill.cuh"
@@ -42,7 +42,8 @@ __host__ __device__ static inline uint32_t hash_of(uint32_t a, uint32_t b, uint3
 }
 __host__ __device__ static inline float signed_unit(uint32_t h) { return (float)(int32_t)h * 0x1p-31f; }
 
-__global__ static void fill_queries(struct device_batch b, float *qkv, int width, int query_columns, const int32_t *sequences)
+__global__ static void fill_queries(struct device_batch b, float *qkv, int width, int query_columns,
+                                    const int32_t *sequences)
 {
     const struct device_segment s = b.segments[blockIdx.y];
     for (int r = blockIdx.x; r < s.rows; r += gridDim.x)
@@ -51,7 +52,8 @@ __global__ static void fill_queries(struct device_batch b, float *qkv, int width
                 5 * signed_unit(hash_of(1, sequences[blockIdx.y], s.position_first + r, k));
 }
 
-__device__ static void fill_cell(enum kv_format f, char *cell, char *scale, bool first_of_run, uint32_t h, uint32_t of_run)
+__device__ static void fill_cell(enum kv_format f, char *cell, char *scale, bool first_of_run, uint32_t h,
+                                 uint32_t of_run)
 {
     switch (f) {
     case KV_F32: *(float *)cell = signed_unit(h); break;
@@ -73,8 +75,9 @@ __global__ static void fill_pages(struct device_batch b, struct kern_attn_shape 
             const int head = i / dim, d = i % dim, run = d / KV_INT8_RUN, slot = t % 64;
             const uint32_t where = hash_of(2, sequences[blockIdx.y], t, head);
             char *keys = kv_page_keys(kv, b.tables[s.table_first + t / 64], head, shape.kv, dim), *values = keys + half;
-            fill_cell(shape.kv, keys + kv_page_key_at(shape.kv, dim, slot, d), keys + kv_page_key_scale_at(dim, slot, run),
-                      d % KV_INT8_RUN == 0, hash_of(3, where, d, 0), hash_of(4, where, run, 0));
+            fill_cell(shape.kv, keys + kv_page_key_at(shape.kv, dim, slot, d),
+                      keys + kv_page_key_scale_at(dim, slot, run), d % KV_INT8_RUN == 0, hash_of(3, where, d, 0),
+                      hash_of(4, where, run, 0));
             fill_cell(shape.kv, values + kv_page_value_at(shape.kv, dim, slot, d),
                       values + kv_page_value_scale_at(dim, slot, run), d % KV_INT8_RUN == 0, hash_of(5, where, d, 0),
                       hash_of(6, where, run, 0));
@@ -120,8 +123,8 @@ static struct world world_new(struct kern_attn_shape shape, std::vector<piece> p
     w.batch.segments = (const struct device_segment *)w.segments_dev.dev;
     w.batch.tables = (const int32_t *)w.tables_dev.dev;
     struct guarded sequences_dev = to_device(sequences);
-    fill_queries<<<dim3(512, (unsigned)pieces.size()), 256, 0, card.stream>>>(w.batch, (float *)w.qkv.dev, w.width, query_columns,
-                                                                              (const int32_t *)sequences_dev.dev);
+    fill_queries<<<dim3(512, (unsigned)pieces.size()), 256, 0, card.stream>>>(
+        w.batch, (float *)w.qkv.dev, w.width, query_columns, (const int32_t *)sequences_dev.dev);
     fill_pages<<<dim3(2048, (unsigned)pieces.size()), 256, 0, card.stream>>>(w.batch, shape, w.kv,
                                                                              (const int32_t *)sequences_dev.dev);
     finish(&card);
@@ -145,7 +148,7 @@ static void attend(const struct world *w)
 
 /* ---- outputs ---- */
 
-/* Bits of the output, [rows][64 * blocks]; decode rows must still be poison, and so must be the unused rows of the last tile. */
+/* Bits of the output, [rows][64 * blocks]; decode rows must still be poison, and so must the unused rows of the last tile. */
 static std::vector<uint16_t> output_bits(const struct world *w)
 {
     finish(&card);
@@ -186,10 +189,13 @@ struct probe {
     int segment, row; /* of the segment */
 };
 
-__device__ static double rounded(float x, bool to_f16) { return to_f16 ? (double)__half2float(__float2half(x)) : (double)x; }
+__device__ static double rounded(float x, bool to_f16)
+{
+    return to_f16 ? (double)__half2float(__float2half(x)) : (double)x;
+}
 
-__global__ static void reference(struct device_batch b, struct kern_attn_shape shape, struct kern_kv_layer kv, const float *qkv,
-                                 int width, const struct probe *probes, bool to_f16, double *out)
+__global__ static void reference(struct device_batch b, struct kern_attn_shape shape, struct kern_kv_layer kv,
+                                 const float *qkv, int width, const struct probe *probes, bool to_f16, double *out)
 {
     __shared__ double probs[256], total;
     const struct probe probe = probes[blockIdx.x];
@@ -213,7 +219,8 @@ __global__ static void reference(struct device_batch b, struct kern_attn_shape s
         for (int i = 0; i < 256 && first + i < n_keys; i++) {
             const char *keys = kv_page_keys(kv, b.tables[s.table_first + (first + i) / 64], kv_head, shape.kv, dim);
             sum += probs[i];
-            if (d < dim) o += probs[i] * rounded(kv_page_value(shape.kv, keys + half, dim, (first + i) % 64, d), to_f16);
+            if (d < dim)
+                o += probs[i] * rounded(kv_page_value(shape.kv, keys + half, dim, (first + i) % 64, d), to_f16);
         }
     }
     if (d == 0) total = sum;
@@ -262,12 +269,12 @@ static int check(const struct world *w, const std::vector<uint16_t> &bits, int s
             if (excess <= floor) continue;
             if (wrong++ < 5)
                 print_message("%s: segment %d (position %d) row %d head %d d %d: %.6g instead of %.6g (largest %.3g)\n",
-                              shape_text(&w->shape), p.segment, w->segments[p.segment].position_first, p.row, head, d, got, want,
-                              most);
+                              shape_text(&w->shape), p.segment, w->segments[p.segment].position_first, p.row, head, d,
+                              got, want, most);
         }
     }
-    print_message("%s, %d rows: worst error beyond bf16 %.2e of a row's largest, %d of %zu wrong\n", shape_text(&w->shape),
-                  w->rows, worst, wrong, expected.size());
+    print_message("%s, %d rows: worst error beyond bf16 %.2e of a row's largest, %d of %zu wrong\n",
+                  shape_text(&w->shape), w->rows, worst, wrong, expected.size());
     guarded_free_dev(probes_dev, "probes");
     guarded_free_dev(out_dev, "reference");
     return wrong;
@@ -280,8 +287,9 @@ static struct kern_attn_shape shape_of(int heads, int kv_heads, int dim, enum kv
     return {heads, kv_heads, dim, dim, false, f, gated};
 }
 
-static const std::vector<piece> mixed = {{1, 1, 70, true}, {2, 3, 9, true}, {3, 100, 0, false}, {4, 64, 64, false},
-                                         {5, 1, 192, false}, {6, 71, 448, false}, {7, 130, 0, false}};
+static const std::vector<piece> mixed = {{1, 1, 70, true},   {2, 3, 9, true},    {3, 100, 0, false},
+                                         {4, 64, 64, false}, {5, 1, 192, false}, {6, 71, 448, false},
+                                         {7, 130, 0, false}};
 
 static int oracle(struct kern_attn_shape shape, const std::vector<piece> &pieces, int step)
 {
@@ -364,12 +372,14 @@ static std::vector<uint16_t> prompt_bits(struct kern_attn_shape shape, int n_pos
     return all;
 }
 
-static int count_differences(const char *name, const std::vector<uint16_t> &want, const std::vector<uint16_t> &got, int columns)
+static int count_differences(const char *name, const std::vector<uint16_t> &want, const std::vector<uint16_t> &got,
+                             int columns)
 {
     int different = 0;
     for (size_t i = 0; i < got.size(); i++)
         if (want[i] != got[i] && different++ < 3)
-            print_message("%s: position %zu column %zu: %04x instead of %04x\n", name, i / columns, i % columns, got[i], want[i]);
+            print_message("%s: position %zu column %zu: %04x instead of %04x\n", name, i / columns, i % columns, got[i],
+                          want[i]);
     return different;
 }
 
@@ -377,17 +387,15 @@ static int compare_cuts(struct kern_attn_shape shape, int n_positions)
 {
     const int columns = act_blocks(shape.n_heads * shape.head_dim) * ACT_BLOCK;
     const std::vector<uint16_t> whole = prompt_bits(shape, n_positions, {"whole", 1 << 20, false, false, 1});
-    const struct cut cuts[] = {{"whole, again", 1 << 20, false, false, 1},
-                               {"other pages", 1 << 20, false, false, 99},
-                               {"chunks of 512", 512, false, false, 3},
-                               {"chunks of 64", 64, false, false, 4},
-                               {"among others", 512, true, false, 5},
-                               {"among NaN", 512, true, true, 6}};
+    const struct cut cuts[] = {{"whole, again", 1 << 20, false, false, 1}, {"other pages", 1 << 20, false, false, 99},
+                               {"chunks of 512", 512, false, false, 3},    {"chunks of 64", 64, false, false, 4},
+                               {"among others", 512, true, false, 5},      {"among NaN", 512, true, true, 6}};
     int different = 0;
     for (size_t i = 0; i < whole.size(); i++)
         if ((whole[i] & 0x7f80) == 0x7f80 && different++ < 3)
             print_message("position %zu column %zu is not finite\n", i / columns, i % columns);
-    for (const struct cut &c : cuts) different += count_differences(c.name, whole, prompt_bits(shape, n_positions, c), columns);
+    for (const struct cut &c : cuts)
+        different += count_differences(c.name, whole, prompt_bits(shape, n_positions, c), columns);
     /* a shorter prompt: the same rows as the longer one's first */
     const std::vector<uint16_t> shorter = prompt_bits(shape, n_positions - 75, {"shorter", 1 << 20, false, false, 8});
     different += count_differences("shorter", whole, shorter, columns);
@@ -414,12 +422,14 @@ static int poison(struct kern_attn_shape shape, const char *what, int at)
     attend(&w);
     const std::vector<uint16_t> clean = output_bits(&w);
     const int row = at - 64, dim = shape.head_dim, slot = at % 64;
-    char *keys = (char *)w.pool.dev + (size_t)w.tables[at / 64] * w.kv.page_bytes, *values = keys + kv_page_half_bytes(shape.kv, dim);
+    char *keys = (char *)w.pool.dev + (size_t)w.tables[at / 64] * w.kv.page_bytes,
+         *values = keys + kv_page_half_bytes(shape.kv, dim);
     const int scale_bytes = shape.kv == KV_INT8 ? 2 : kv_page_cell_bytes(shape.kv);
     if (*what == 'q') CHECK_CUDA(cudaMemset((float *)w.qkv.dev + (size_t)row * w.width, 0xff, 4));
     if (*what == 'k')
-        CHECK_CUDA(cudaMemset(keys + (shape.kv == KV_INT8 ? kv_page_key_scale_at(dim, slot, 0) : kv_page_key_at(shape.kv, dim, slot, 5)),
-                              0xff, (size_t)scale_bytes));
+        CHECK_CUDA(cudaMemset(
+            keys + (shape.kv == KV_INT8 ? kv_page_key_scale_at(dim, slot, 0) : kv_page_key_at(shape.kv, dim, slot, 5)),
+            0xff, (size_t)scale_bytes));
     if (*what == 'v')
         CHECK_CUDA(cudaMemset(values + (shape.kv == KV_INT8 ? kv_page_value_scale_at(dim, slot, 0)
                                                             : kv_page_value_at(shape.kv, dim, slot, 5)),
@@ -435,8 +445,11 @@ static int poison(struct kern_attn_shape shape, const char *what, int at)
         const bool sees = *what == 'q' ? r == row : r >= row;
         const bool is_nan = (bits[(size_t)r * columns + 5] & 0x7fff) > 0x7f80;
         if ((sees ? is_nan : same) || wrong++ > 3) continue;
-        print_message("%s: %s of position %d is NaN: row %d (position %d) is %s\n", shape_text(&shape), what, at, r, r + 64,
-                      is_nan ? "NaN" : same ? "as without" : "finite, but different");
+        print_message("%s: %s of position %d is NaN: row %d (position %d) is %s\n", shape_text(&shape), what, at, r,
+                      r + 64,
+                      is_nan ? "NaN"
+                      : same ? "as without"
+                             : "finite, but different");
     }
     world_free(&w);
     return wrong;
@@ -478,7 +491,8 @@ static void bench(struct kern_attn_shape shape, int context, int rows)
     double keys = 0;
     for (int r = 0; r < rows; r++) keys += context - rows + r + 1;
     const double flop = 4.0 * keys * shape.head_dim * shape.n_heads, us = times[times.size() / 2];
-    printf("%-32s %5d rows to %7d keys: %9.1f us, %6.1f TFLOP/s\n", shape_text(&shape), rows, context, us, flop / us * 1e-6);
+    printf("%-32s %5d rows to %7d keys: %9.1f us, %6.1f TFLOP/s\n", shape_text(&shape), rows, context, us,
+           flop / us * 1e-6);
     fflush(stdout);
     world_free(&w);
     cudaEventDestroy(begin);

@@ -198,7 +198,7 @@ static bits call_one(const struct layer *l, bool decode, int slot, int position,
 static void replay(const struct layer *l, int slot, int rows)
 {
     CHECK_CUDA(cudaDeviceSynchronize());
-    op_gdn_replay(&card, &l->c.shape, &l->weights, l->memory, slot, rows);
+    op_gdn_replay(&card, &l->c.shape, &l->weights, 1, l->memory, slot, rows);
     finish(&card);
 }
 
@@ -581,7 +581,7 @@ static void bench_one(const struct bench *x)
             const struct kern_gdn_memory m = {states + i * slots * l.state_bytes, replays + i * slots * l.replay_bytes,
                                               l.state_bytes, l.replay_bytes};
             if (x->replay)
-                op_gdn_replay(&c, s, &l.weights, m, 0, x->replay);
+                op_gdn_replay(&c, s, &l.weights, 1, m, 0, x->replay);
             else {
                 op_gdn_decode(&c, &b, s, &l.weights, m, (const float *)in_dev.dev, scratch.dev, act.dev);
                 op_gdn_prefill(&c, &b, s, &l.weights, m, (const float *)in_dev.dev, scratch.dev, act.dev);

@@ -1,5 +1,5 @@
 /* Prefill matrix products on the card: against sums in double precision, for every block format, scale rule and edge;
- * and on bits: wgmma against mma.sync, a row among others against itself alone. `bench` as first argument prints
+ * and on bits: wgmma against mma.sync, a row among others against itself alone. `bench [shape]` as argument prints
  * throughput instead. */
 #include "cuda_fixture.cuh"
 
@@ -549,8 +549,11 @@ template <class F> static double time_us(F launch, int n)
     return us[us.size() / 2];
 }
 
+static const char *bench_only; /* NULL: all shapes */
+
 static void bench_shape(const char *name, struct shape s, const std::vector<int> &tokens)
 {
+    if (bench_only && strcmp(name, bench_only)) return;
     struct device_matrix m = {};
     m.format = s.format, m.rows = s.rows, m.cols = s.cols, m.tiles = (s.rows + 127) / 128 * 8,
     m.blocks = act_blocks(s.cols);
@@ -592,7 +595,7 @@ static void bench_shape(const char *name, struct shape s, const std::vector<int>
 static void bench(void **state)
 {
     (void)state;
-    const std::vector<int> tokens = {64, 512, 2048};
+    const std::vector<int> tokens = {64, 128, 512, 2048};
     bench_shape("square", {BLOCK_BF16, 1, 0, false, false, 8192, 8192}, {8192});
     bench_shape("gate_up", {BLOCK_NVFP4, 1, 0, false, true, 34816, 5120}, tokens);
     bench_shape("down", {BLOCK_NVFP4, 1, 0, false, false, 5120, 17408}, tokens);
@@ -620,6 +623,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_rows_are_independent),
     };
     const struct CMUnitTest benches[] = {cmocka_unit_test(bench)};
+    bench_only = argc > 2 ? argv[2] : NULL;
     if (argc > 1 && strcmp(argv[1], "bench") == 0) return cmocka_run_group_tests(benches, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -38,8 +38,9 @@ enum recipe {
     R_Q6_K,
     RECIPES
 };
-static const char *recipe_names[] = {"BF16",       "F16",         "F32",   "FP8 row", "FP8 tensor", "FP8 128", "FP8 32", "NVFP4", "NVFP4 div",
-                                     "GGUF NVFP4", "MXFP4 pairs", "MXFP4", "Q8_0",    "Q4_0",       "Q4_1",    "Q4_K",   "Q6_K"};
+static const char *recipe_names[] = {"BF16",   "F16",   "F32",       "FP8 row",    "FP8 tensor",  "FP8 128",
+                                     "FP8 32", "NVFP4", "NVFP4 div", "GGUF NVFP4", "MXFP4 pairs", "MXFP4",
+                                     "Q8_0",   "Q4_0",  "Q4_1",      "Q4_K",       "Q6_K"};
 
 static void fill_random(std::vector<uint8_t> &v)
 {
@@ -69,10 +70,14 @@ static void tame_blocks(enum quant_format f, std::vector<uint8_t> &codes)
     const size_t bytes = quant_block_bytes(f);
     for (uint8_t *p = codes.data(), *end = p + codes.size(); p < end; p += bytes) {
         const float d = 0.01f + 0.01f * random_float(&seed), least = random_float(&seed) * 0.1f;
-        if (f == QUANT_Q6_K) put_f16(p + 208, d * 0.05f);
-        else if (f == QUANT_MXFP4) p[0] = (uint8_t)(118 + p[0] % 8);
-        else if (f == QUANT_NVFP4) for (int i = 0; i < 4; i++) p[i] = (uint8_t)(p[i] % 0x7f);
-        else put_f16(p, f == QUANT_Q4_K ? d * 0.1f : d);
+        if (f == QUANT_Q6_K)
+            put_f16(p + 208, d * 0.05f);
+        else if (f == QUANT_MXFP4)
+            p[0] = (uint8_t)(118 + p[0] % 8);
+        else if (f == QUANT_NVFP4)
+            for (int i = 0; i < 4; i++) p[i] = (uint8_t)(p[i] % 0x7f);
+        else
+            put_f16(p, f == QUANT_Q4_K ? d * 0.1f : d);
         if (f == QUANT_Q4_1 || f == QUANT_Q4_K) put_f16(p + 2, f == QUANT_Q4_K ? least * 0.1f : least);
     }
 }
@@ -83,7 +88,10 @@ static void make_plain(struct source *s, enum quant_format f, uint64_t n)
     for (uint64_t i = 0; i < n; i++) {
         const float v = random_float(&seed) * 0.1f;
         const uint16_t bf16 = bf16_bits(v), f16 = quant_f32_to_f16(v);
-        memcpy(&s->codes[i * quant_block_bytes(f)], f == QUANT_F32 ? (const void *)&v : f == QUANT_F16 ? &f16 : &bf16,
+        memcpy(&s->codes[i * quant_block_bytes(f)],
+               f == QUANT_F32   ? (const void *)&v
+               : f == QUANT_F16 ? &f16
+                                : &bf16,
                quant_block_bytes(f));
     }
 }
@@ -98,9 +106,12 @@ static void make_grid(struct source *s, enum quant_format f, uint64_t row_block,
     fill_random(s->scales);
     for (size_t i = 0; i < n; i++) {
         const float v = 0.001f * (1.5f + random_float(&seed));
-        if (f == QUANT_F32) memcpy(&s->scales[i * 4], &v, 4);
-        else if (f == QUANT_FP8) s->scales[i] = (uint8_t)(s->scales[i] % 16 == 15 ? s->scales[i] | 0x80 : s->scales[i] & 0x7f);
-        else s->scales[i] = (uint8_t)(118 + s->scales[i] % 8);
+        if (f == QUANT_F32)
+            memcpy(&s->scales[i * 4], &v, 4);
+        else if (f == QUANT_FP8)
+            s->scales[i] = (uint8_t)(s->scales[i] % 16 == 15 ? s->scales[i] | 0x80 : s->scales[i] & 0x7f);
+        else
+            s->scales[i] = (uint8_t)(118 + s->scales[i] % 8);
         if (f == QUANT_FP8 && (s->scales[i] & 0x7f) == 0x7f) s->scales[i] = 0;
     }
     g->bytes = s->scales.data();
@@ -108,16 +119,18 @@ static void make_grid(struct source *s, enum quant_format f, uint64_t row_block,
 
 static struct source *source_new(enum recipe r, uint64_t rows, uint64_t cols)
 {
-    static const enum quant_format formats[] = {QUANT_BF16,      QUANT_F16,       QUANT_F32,   QUANT_FP8,       QUANT_FP8,   QUANT_FP8,
-                                                QUANT_FP8,       QUANT_FP4_PAIRS, QUANT_FP4_PAIRS, QUANT_NVFP4, QUANT_FP4_PAIRS,
-                                                QUANT_MXFP4,     QUANT_Q8_0,      QUANT_Q4_0,  QUANT_Q4_1,      QUANT_Q4_K,  QUANT_Q6_K};
+    static const enum quant_format formats[] = {
+        QUANT_BF16, QUANT_F16,       QUANT_F32,       QUANT_FP8,   QUANT_FP8,       QUANT_FP8,
+        QUANT_FP8,  QUANT_FP4_PAIRS, QUANT_FP4_PAIRS, QUANT_NVFP4, QUANT_FP4_PAIRS, QUANT_MXFP4,
+        QUANT_Q8_0, QUANT_Q4_0,      QUANT_Q4_1,      QUANT_Q4_K,  QUANT_Q6_K};
     struct source *s = new struct source();
     struct quant_matrix m = {};
     m.format = formats[r], m.rows = rows, m.cols = cols, m.global = 1;
     s->m = m;
     size_t row_bytes = 0;
     assert_true(quant_row_bytes(m.format, cols, &row_bytes));
-    if (r <= R_F32) make_plain(s, m.format, rows * cols);
+    if (r <= R_F32)
+        make_plain(s, m.format, rows * cols);
     else {
         s->codes.resize(rows * row_bytes);
         fill_random(s->codes);
@@ -153,7 +166,8 @@ struct weight_case {
     }
 };
 
-static void add_part(struct weight_case *w, struct source *s, std::vector<struct kern_span> rows, std::vector<struct kern_span> cols)
+static void add_part(struct weight_case *w, struct source *s, std::vector<struct kern_span> rows,
+                     std::vector<struct kern_span> cols)
 {
     struct kern_weight_part p = {};
     w->spans.reserve(16); /* parts point into it */
@@ -164,11 +178,15 @@ static void add_part(struct weight_case *w, struct source *s, std::vector<struct
     if (std::find(w->sources.begin(), w->sources.end(), s) == w->sources.end()) w->sources.push_back(s);
 }
 
-static struct weight_case *whole_case(enum recipe r, int rows, int cols, enum kern_use use, enum kern_weights how = KERN_WEIGHTS_NATIVE)
+static struct weight_case *whole_case(enum recipe r, int rows, int cols, enum kern_use use,
+                                      enum kern_weights how = KERN_WEIGHTS_NATIVE)
 {
     struct weight_case *w = new struct weight_case();
     w->how = how, w->use = use;
-    w->name = std::string(recipe_names[r]) + (how ? " W8" : "") + (use == KERN_PARTIAL ? " partial " : use == KERN_SWIGLU ? " swiglu " : " rows ") +
+    w->name = std::string(recipe_names[r]) + (how ? " W8" : "") +
+              (use == KERN_PARTIAL  ? " partial "
+               : use == KERN_SWIGLU ? " swiglu "
+                                    : " rows ") +
               std::to_string(rows) + "x" + std::to_string(cols);
     const uint64_t n = use == KERN_SWIGLU ? rows / 2 : rows;
     for (int i = 0; i < (use == KERN_SWIGLU ? 2 : 1); i++)
@@ -195,7 +213,8 @@ static std::vector<float> row_values(const struct weight_case *w, int row)
                     std::vector<float> scales(n / 128 + 2);
                     quant_matrix_w8(&p.matrix, r, first, n, codes.data(), scales.data());
                     for (uint64_t i = 0; i < n; i++) v[i] = scales[(first + i) / 128 - first / 128] * codes[i];
-                } else quant_matrix_decode(&p.matrix, r, first, n, v.data());
+                } else
+                    quant_matrix_decode(&p.matrix, r, first, n, v.data());
                 out.insert(out.end(), v.begin(), v.end());
             }
             return out;
@@ -211,8 +230,7 @@ static std::vector<uint16_t> act_rows(const std::vector<float> &x, int rows, int
     const size_t pitch = (size_t)act_blocks(cols) * ACT_BLOCK;
     std::vector<uint16_t> a(rows * pitch, 0);
     for (int r = 0; r < rows; r++)
-        for (int k = 0; k < cols; k++)
-            a[r * pitch + k] = bf16_bits(bf16_round(x[(size_t)r * cols + k] * ACT_SCALE));
+        for (int k = 0; k < cols; k++) a[r * pitch + k] = bf16_bits(bf16_round(x[(size_t)r * cols + k] * ACT_SCALE));
     return a;
 }
 
@@ -224,8 +242,8 @@ static std::vector<float> random_x(int rows, int cols)
 }
 
 /* y of all planes added as a partial's reader does; swiglu: the act as floats with padding columns. */
-static std::vector<float> run_weight(const struct op_context *c, const struct kern_weight *w, const std::vector<float> &x, int rows,
-                                     std::vector<float> *second = NULL)
+static std::vector<float> run_weight(const struct op_context *c, const struct kern_weight *w,
+                                     const std::vector<float> &x, int rows, std::vector<float> *second = NULL)
 {
     const std::vector<uint16_t> a = act_rows(x, rows, w->cols);
     struct guarded act = to_device(a);
@@ -247,8 +265,10 @@ static std::vector<float> run_weight(const struct op_context *c, const struct ke
         y = from_device<float>(out.dev, n);
         if (w->use == KERN_PARTIAL) {
             const std::vector<float> y2 = from_device<float>(out2.dev, n);
-            if (second) *second = y2;
-            else for (size_t i = 0; i < n; i++) y[i] += y2[i];
+            if (second)
+                *second = y2;
+            else
+                for (size_t i = 0; i < n; i++) y[i] += y2[i];
         }
         guarded_free_dev(out, "y"), guarded_free_dev(out2, "y2");
     }
@@ -269,8 +289,8 @@ static int failures;
 
 /* Checks y against sums in double for a sample of weight rows. Each of the chain's steps (16 columns each, then 16 segments)
  * rounds or truncates at 2^-23 of what is summed up so far, which is at most the sum of magnitudes. */
-static void check_values(const struct weight_case *w, const struct kern_weight *k, const std::vector<float> &x, int rows,
-                         const std::vector<float> &y)
+static void check_values(const struct weight_case *w, const struct kern_weight *k, const std::vector<float> &x,
+                         int rows, const std::vector<float> &y)
 {
     const bool swiglu = k->use == KERN_SWIGLU;
     const int n = swiglu ? k->rows / 2 : k->rows, pitch = swiglu ? act_blocks(n) * ACT_BLOCK : n;
@@ -294,7 +314,8 @@ static void check_values(const struct weight_case *w, const struct kern_weight *
             }
             const double got = y[(size_t)t * pitch + r];
             if (fabs(got - want) <= allowed) continue;
-            print_error("%s: row %d of x, output %d: %.9g, expected %.9g +- %.2g\n", w->name.c_str(), t, r, got, want, allowed);
+            print_error("%s: row %d of x, output %d: %.9g, expected %.9g +- %.2g\n", w->name.c_str(), t, r, got, want,
+                        allowed);
             bad++, failures++;
         }
     }
@@ -307,8 +328,8 @@ static void check_values(const struct weight_case *w, const struct kern_weight *
             }
 }
 
-static void check_same(const char *name, const char *what, const std::vector<float> &a, size_t at_a, const std::vector<float> &b, size_t at_b,
-                       size_t n)
+static void check_same(const char *name, const char *what, const std::vector<float> &a, size_t at_a,
+                       const std::vector<float> &b, size_t at_b, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (memcmp(&a[at_a + i], &b[at_b + i], 4)) {
@@ -319,10 +340,12 @@ static void check_same(const char *name, const char *what, const std::vector<flo
 }
 
 /* Bits of x's row 0 .. 7 in y, against other surroundings. */
-static void check_bits(const char *name, const struct kern_weight *k, const std::vector<float> &x, const std::vector<float> &y)
+static void check_bits(const char *name, const struct kern_weight *k, const std::vector<float> &x,
+                       const std::vector<float> &y)
 {
     const size_t cols = k->cols, n = y.size() / 8;
-    const std::vector<float> alone = run_weight(&card, k, std::vector<float>(x.begin() + 3 * cols, x.begin() + 4 * cols), 1);
+    const std::vector<float> alone =
+        run_weight(&card, k, std::vector<float>(x.begin() + 3 * cols, x.begin() + 4 * cols), 1);
     check_same(name, "alone", alone, 0, y, 3 * n, n);
     std::vector<float> other(x.begin(), x.begin() + 5 * cols);
     for (size_t i = 0; i < cols; i++) other[i] = other[4 * cols + i] = NAN; /* rows 0 and 4; row 3 at place 2 */
@@ -331,7 +354,8 @@ static void check_bits(const char *name, const struct kern_weight *k, const std:
     std::vector<float> many;
     for (int i = 0; i < 75; i++) many.insert(many.end(), x.begin() + i % 8 * cols, x.begin() + (i % 8 + 1) * cols);
     for (int rows : {2, 9, 16, 29, 75}) {
-        const std::vector<float> z = run_weight(&card, k, std::vector<float>(many.begin(), many.begin() + rows * cols), rows);
+        const std::vector<float> z =
+            run_weight(&card, k, std::vector<float>(many.begin(), many.begin() + rows * cols), rows);
         for (int i = 0; i < rows; i++) check_same(name, "more or fewer rows", z, i * n, y, i % 8 * n, n);
     }
     struct op_context small = card;
@@ -395,12 +419,15 @@ static void test_big_model(void **)
         enum recipe r;
         int rows, cols;
         enum kern_use use;
-    } shapes[] = {{R_NVFP4, 4000, 5120, KERN_SWIGLU},   {R_NVFP4, 5120, 8704, KERN_PARTIAL}, {R_NVFP4, 3000, 17408, KERN_PARTIAL},
-                  {R_NVFP4, 6000, 5120, KERN_ROWS},     {R_FP8_ROW, 8208, 5120, KERN_ROWS},  {R_FP8_ROW, 5120, 3072, KERN_PARTIAL},
-                  {R_FP8_ROW, 5120, 6144, KERN_PARTIAL}, {R_FP8_ROW, 2560, 8704, KERN_PARTIAL}, {R_FP8_ROW, 2560, 17408, KERN_PARTIAL},
-                  {R_FP8_ROW, 4352, 5120, KERN_SWIGLU}, {R_FP8_ROW, 2570, 10240, KERN_ROWS}, {R_FP8_128, 2560, 5120, KERN_ROWS},
-                  {R_BF16, 3072, 5120, KERN_ROWS},      {R_BF16, 2560, 6144, KERN_PARTIAL},  {R_BF16, 2560, 3072, KERN_PARTIAL},
-                  {R_BF16, 1280, 8704, KERN_PARTIAL},   {R_BF16, 640, 17408, KERN_PARTIAL},  {R_BF16, 1280, 10240, KERN_ROWS},
+    } shapes[] = {{R_NVFP4, 4000, 5120, KERN_SWIGLU},     {R_NVFP4, 5120, 8704, KERN_PARTIAL},
+                  {R_NVFP4, 3000, 17408, KERN_PARTIAL},   {R_NVFP4, 6000, 5120, KERN_ROWS},
+                  {R_FP8_ROW, 8208, 5120, KERN_ROWS},     {R_FP8_ROW, 5120, 3072, KERN_PARTIAL},
+                  {R_FP8_ROW, 5120, 6144, KERN_PARTIAL},  {R_FP8_ROW, 2560, 8704, KERN_PARTIAL},
+                  {R_FP8_ROW, 2560, 17408, KERN_PARTIAL}, {R_FP8_ROW, 4352, 5120, KERN_SWIGLU},
+                  {R_FP8_ROW, 2570, 10240, KERN_ROWS},    {R_FP8_128, 2560, 5120, KERN_ROWS},
+                  {R_BF16, 3072, 5120, KERN_ROWS},        {R_BF16, 2560, 6144, KERN_PARTIAL},
+                  {R_BF16, 2560, 3072, KERN_PARTIAL},     {R_BF16, 1280, 8704, KERN_PARTIAL},
+                  {R_BF16, 640, 17408, KERN_PARTIAL},     {R_BF16, 1280, 10240, KERN_ROWS},
                   {R_BF16, 2176, 5120, KERN_SWIGLU}};
     for (const auto &s : shapes) run_case(whole_case(s.r, s.rows, s.cols, s.use), true);
     assert_int_equal(failures, 0);
@@ -410,7 +437,8 @@ static void test_cut_and_stacked(void **)
 {
     failures = 0;
     struct weight_case *w = new struct weight_case();
-    struct source *a = source_new(R_FP8_128, 64, 640), *b = source_new(R_BF16, 40, 640), *c = source_new(R_FP8_128, 32, 640);
+    struct source *a = source_new(R_FP8_128, 64, 640), *b = source_new(R_BF16, 40, 640),
+                  *c = source_new(R_FP8_128, 32, 640);
     w->name = "three parts of two formats, cut", w->use = KERN_ROWS, w->how = KERN_WEIGHTS_NATIVE;
     std::vector<struct kern_span> cols = {{256, 112}, {16, 48}, {512, 100}};
     add_part(w, a, {{40, 24}, {3, 10}}, cols), add_part(w, c, {{0, 32}}, cols), add_part(w, b, {{5, 7}, {0, 3}}, cols);
@@ -423,7 +451,8 @@ static void test_cut_and_stacked(void **)
     run_case(w, true);
     w = new struct weight_case();
     w->name = "gate and up of two formats", w->use = KERN_SWIGLU, w->how = KERN_WEIGHTS_NATIVE;
-    add_part(w, source_new(R_FP8_128, 72, 320), {{0, 72}}, {{0, 320}}), add_part(w, source_new(R_Q4_0, 72, 320), {{0, 72}}, {{0, 320}});
+    add_part(w, source_new(R_FP8_128, 72, 320), {{0, 72}}, {{0, 320}}),
+        add_part(w, source_new(R_Q4_0, 72, 320), {{0, 72}}, {{0, 320}});
     run_case(w, true);
     for (enum recipe r : {R_Q6_K, R_FP8_32, R_MXFP4}) {
         w = new struct weight_case();
@@ -454,7 +483,8 @@ static void test_damaged(void **)
         const std::vector<float> x = random_x(8, 320), y = run_weight(&card, k, x, 8);
         for (int t = 0; t < 8; t++)
             for (int i = 0; i < 48; i++)
-                if (isnan(y[t * 48 + i]) != (i == 5 || i == 20)) fail_msg("%s: row %d, output %d is %g", w->name.c_str(), t, i, y[t * 48 + i]);
+                if (isnan(y[t * 48 + i]) != (i == 5 || i == 20))
+                    fail_msg("%s: row %d, output %d is %g", w->name.c_str(), t, i, y[t * 48 + i]);
         weights_free(k);
         delete w;
     }
@@ -495,8 +525,10 @@ static void test_table(void **)
         assert_int_equal(t->bf16, r == R_BF16);
         std::vector<float> want(300 * 768), got;
         for (int i = 0; i < 300; i++) quant_matrix_decode(&s->m, i, 0, 768, &want[i * 768]);
-        if (t->bf16) for (uint16_t h : from_device<uint16_t>(t->rows_dev, want.size())) got.push_back(quant_bf16_to_f32(h));
-        else got = from_device<float>(t->rows_dev, want.size());
+        if (t->bf16)
+            for (uint16_t h : from_device<uint16_t>(t->rows_dev, want.size())) got.push_back(quant_bf16_to_f32(h));
+        else
+            got = from_device<float>(t->rows_dev, want.size());
         assert_memory_equal(got.data(), want.data(), want.size() * 4);
         weights_free_table(t);
         delete s;
@@ -511,7 +543,9 @@ __global__ void fill_blocks(uint8_t *p, size_t n_bytes, int format)
         uint32_t h = (uint32_t)(i * 2654435761u);
         h ^= h >> 15, h *= 0x7feb352du, h ^= h >> 13;
         const bool scale = format == BLOCK_NVFP4 && i % BLOCK_NVFP4_BYTES >= BLOCK_SLAB_BYTES;
-        p[i] = scale ? (uint8_t)(0x60 + h % 100) : format == BLOCK_BF16 && i % 2 ? (uint8_t)(0x3c | (h & 0x80)) : (uint8_t)h;
+        p[i] = scale                           ? (uint8_t)(0x60 + h % 100)
+               : format == BLOCK_BF16 && i % 2 ? (uint8_t)(0x3c | (h & 0x80))
+                                               : (uint8_t)h;
     }
 }
 
@@ -523,7 +557,8 @@ struct bench_shape {
     int group;
 };
 
-static double time_shape(const struct bench_shape *s, int t, std::vector<struct device_matrix> &copies, void *act, float *y, int n)
+static double time_shape(const struct bench_shape *s, int t, std::vector<struct device_matrix> &copies, void *act,
+                         float *y, int n)
 {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -532,8 +567,10 @@ static double time_shape(const struct bench_shape *s, int t, std::vector<struct 
     CHECK_CUDA(cudaStreamBeginCapture(card.stream, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < n; i++) {
         const struct device_matrix *m = &copies[i % copies.size()];
-        if (s->swiglu) op_linear_decode_swiglu(&card, m, act, (struct kern_split){t, 0}, y);
-        else op_linear_decode(&card, m, act, t, y, y + (size_t)t * s->rows, s->rows);
+        if (s->swiglu)
+            op_linear_decode_swiglu(&card, m, act, (struct kern_split){t, 0}, y);
+        else
+            op_linear_decode(&card, m, act, t, y, y + (size_t)t * s->rows, s->rows);
     }
     CHECK_CUDA(cudaStreamEndCapture(card.stream, &graph));
     CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
@@ -581,7 +618,10 @@ static void bench_one(const struct bench_shape *s)
     CHECK_CUDA(cudaMalloc((void **)&y, (size_t)2 * 64 * rows * 4));
     printf("%-28s %7.1f MB", s->name, bytes / 1e6);
     for (int t : {1, 4, 8, 16, 32, 64}) {
-        const double us = time_shape(s, t, copies, act, y, bytes > 300000000 ? 4 : 2 * n_copies > 24 ? 2 * n_copies : 24);
+        const double us = time_shape(s, t, copies, act, y,
+                                     bytes > 300000000   ? 4
+                                     : 2 * n_copies > 24 ? 2 * n_copies
+                                                         : 24);
         printf("  T=%d %.2f us %.0f GB/s", t, us, bytes / us * 1e-3);
     }
     printf("\n");
@@ -598,7 +638,9 @@ static void bench_loading(enum recipe r, int rows, int cols)
         const int64_t from = clock_now_us();
         struct kern_weight *k = load(w);
         const int64_t us = clock_now_us() - from;
-        if (i == 2) printf("loading %-32s %7.1f MB %8.2f ms %6.2f GB/s\n", w->name.c_str(), k->bytes / 1e6, us / 1e3, k->bytes / 1e3 / us);
+        if (i == 2)
+            printf("loading %-32s %7.1f MB %8.2f ms %6.2f GB/s\n", w->name.c_str(), k->bytes / 1e6, us / 1e3,
+                   k->bytes / 1e3 / us);
         weights_free(k);
     }
     delete w;
@@ -628,7 +670,8 @@ static void bench(void)
                                          {"INT8 by 32 8192x5120", BLOCK_INT8, 8192, 5120, 1, false, 32},
                                          {"BF16 plain 4096x4096", BLOCK_BF16, 4096, 4096, 1, false, 0}};
     for (const struct bench_shape &s : shapes) bench_one(&s);
-    bench_loading(R_NVFP4, 17408, 5120), bench_loading(R_GGUF_NVFP4, 17408, 5120), bench_loading(R_FP8_ROW, 16384, 5120);
+    bench_loading(R_NVFP4, 17408, 5120), bench_loading(R_GGUF_NVFP4, 17408, 5120),
+        bench_loading(R_FP8_ROW, 16384, 5120);
     bench_loading(R_FP8_128, 16384, 5120), bench_loading(R_BF16, 14336, 5120), bench_loading(R_Q4_K, 8192, 5120);
 }
 
@@ -645,9 +688,9 @@ int main(int argc, char **argv)
         weight_loader_close(loader);
         return 0;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_formats),        cmocka_unit_test(test_small_models),
-                                       cmocka_unit_test(test_big_model),      cmocka_unit_test(test_cut_and_stacked),
-                                       cmocka_unit_test(test_damaged),        cmocka_unit_test(test_planes_and_refusals),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_formats),   cmocka_unit_test(test_small_models),
+                                       cmocka_unit_test(test_big_model), cmocka_unit_test(test_cut_and_stacked),
+                                       cmocka_unit_test(test_damaged),   cmocka_unit_test(test_planes_and_refusals),
                                        cmocka_unit_test(test_table)};
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     weight_loader_close(loader);

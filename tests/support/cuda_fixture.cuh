@@ -88,6 +88,7 @@ static inline struct guarded guarded_new_dev(size_t n_bytes)
     CHECK_CUDA(cudaMalloc((void **)&g.whole, n_bytes + 512));
     CHECK_CUDA(cudaMemset(g.whole, 0xa5, n_bytes + 512));
     CHECK_CUDA(cudaMemset(g.whole + 256, 0xff, n_bytes));
+    CHECK_CUDA(cudaDeviceSynchronize()); /* a non-blocking stream would not wait for it */
     g.dev = g.whole + 256;
     return g;
 }
@@ -107,6 +108,7 @@ template <class T> static inline struct guarded to_device(const std::vector<T> &
 {
     struct guarded g = guarded_new_dev(v.size() * sizeof(T));
     CHECK_CUDA(cudaMemcpy(g.dev, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaDeviceSynchronize());
     return g;
 }
 

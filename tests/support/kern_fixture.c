@@ -123,7 +123,7 @@ void call_gdn(struct kern *k, const struct kern_gdn_shape *s, const struct kern_
 void call_gdn_replay(struct kern *k, const struct kern_gdn_shape *s, const struct kern_gdn_weights *w, void *state, void *replay,
                      int rows)
 {
-    k->gdn_replay(k, s, w, (struct kern_gdn_memory){state, replay, 0, 0}, 0, rows);
+    k->gdn_replay(k, s, w, 1, (struct kern_gdn_memory){state, replay, 0, 0}, 0, rows);
 }
 
 struct kern *open_isa(const char *isa, int threads)

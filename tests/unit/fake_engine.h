@@ -75,7 +75,7 @@ void engine_close(struct engine *e) { free(e); }
 struct engine_sizes engine_sizes_of(const struct engine *e)
 {
     (void)e;
-    return (struct engine_sizes){{1000, 100, 4096}, 11, 22, 0, 33};
+    return (struct engine_sizes){.limits = {1000, 100, 4096}, .weight_bytes = 11, .kv_bytes = 22, .partition_digest = 33};
 }
 
 enum rc engine_limits_plan(const struct engine_options *o, const struct model_file *m, struct engine_limits *out,

@@ -190,13 +190,18 @@ static void test_bad_values(void **ctx)
 static void test_rules(void **ctx)
 {
     (void)ctx;
+    struct options o;
     bad("run --model m --out x", "needs job files");
     bad("run a --out x", "needs --model");
     bad("run a --model m", "needs --out");
     bad("export --state s", "needs --out");
     bad("export --out x extra", "unexpected argument extra");
     bad("status a b", "unexpected argument b");
-    bad("bench fast --model m", "decode or prefill");
+    bad("bench fast --model m", "decode, prefill, round, kernel or sum");
+    good("bench round --model m --as-rank 0/2 --accept 0.7 --text zh --csv", &o);
+    assert_string_equal(o.bench_as, "0/2");
+    assert_string_equal(o.bench_text, "zh");
+    assert_true(o.bench_accept > 0.69 && o.bench_accept < 0.71 && o.csv);
     bad("bench decode", "needs --model");
     bad("bench decode --model m --active 2 --sequences 3", "--sequences 3");
     bad("run a --model m --out x --collective-timeout 50", "");
