@@ -1,6 +1,9 @@
 /* The exactness contract, ranks as threads: a request's tokens and traces are the same bits alone or batched, reversed, under
  * preemption, with drafts or without, from a snapshot or cold, however its prompt is cut and whatever the thread count; every
- * rank count repeats itself. On a tiny model of random weights, and on a trained model given as the argument. */
+ * rank count repeats itself. On a tiny model of random weights, and on a trained model given as the first argument.
+ *
+ * The second argument is the backend. On CUDA, where there is one rank in a process, also: replayed from recordings or launched
+ * kernel by kernel. */
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,9 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "comm_shm.h"
 #include "engine_group.h"
-#include "kern_cpu.h"
 #include "tiny_gguf.h"
 #include "tokenizer.h"
 
@@ -26,11 +27,13 @@ struct fixture {
     char tiny[64];
     bool trained; /* a model whose drafts are often right; it is slower, too */
     int n, ranks; /* requests, most ranks */
+    enum group_backend backend;
     struct engine_group_result alone[MAX_RANKS + 1][KV_FORMATS][N_REQUESTS]; /* see alone_of */
     int32_t prompts[N_REQUESTS][MAX_PROMPT];
     struct engine_request requests[N_REQUESTS];
 };
 static const char *model_argument;
+static enum group_backend backend_argument;
 
 /* Two greedy requests, three sampled ones, the second of them with penalties. */
 static void make_request(struct fixture *f, int i, int prompt_tokens, int max_tokens)
@@ -108,7 +111,10 @@ static int setup(void **state)
     struct fixture *f = calloc(1, sizeof *f);
     *state = f;
     f->model = model_argument;
-    return model_argument ? setup_trained(f) : setup_tiny(f);
+    f->backend = backend_argument;
+    const int status = model_argument ? setup_trained(f) : setup_tiny(f);
+    if (f->backend != GROUP_CPU) f->ranks = 1;
+    return status;
 }
 
 static int teardown(void **state)
@@ -124,8 +130,10 @@ static int teardown(void **state)
 static struct engine_group group_of(const struct fixture *f, int ranks, enum kv_format kv)
 {
     struct engine_options o = {.model_path = f->model, .ranks = ranks, .active = 4, .context = 1024, .kv = kv, .trace = true};
-    return (struct engine_group){.options = o, .threads = 1, .bounds = lockstep_bounds_default()};
+    return (struct engine_group){.options = o, .backend = f->backend, .threads = 1, .bounds = lockstep_bounds_default()};
 }
+
+static int two_ranks(const struct fixture *f) { return f->ranks < 2 ? f->ranks : 2; }
 
 static void run(struct engine_group *g, const struct engine_request *requests, size_t n, struct engine_group_result *out)
 {
@@ -203,6 +211,25 @@ static void test_alone_batched_reversed(void **state)
     }
 }
 
+/* Where no trace needs them, logits of greedy rows stay with the backend, which finds the best token itself: the same. */
+static void test_without_traces(void **state)
+{
+    struct fixture *f = *state;
+    struct engine_group_result out[N_REQUESTS];
+    for (int ranks = 1; ranks <= two_ranks(f); ranks++) {
+        const struct engine_group_result *alone = alone_of(f, ranks, KV_F16);
+        struct engine_group g = group_of(f, ranks, KV_F16);
+        g.options.trace = false;
+        run(&g, f->requests, (size_t)f->n, out);
+        for (int i = 0; i < f->n; i++) {
+            assert_int_equal(out[i].n_tokens, alone[i].n_tokens);
+            assert_memory_equal(out[i].tokens, alone[i].tokens, alone[i].n_tokens * sizeof *alone[i].tokens);
+            assert_string_equal(out[i].text, alone[i].text);
+        }
+        engine_group_free(out, (size_t)f->n);
+    }
+}
+
 /* Every request alone with every source of drafts: greedy, sampled and penalized ones all have right and wrong drafts. */
 static void test_drafts_alone(void **state)
 {
@@ -231,9 +258,9 @@ static void test_preemption_and_prompt_cuts(void **state)
     static const int prefill_rows[] = {64, 1024, 128};
     struct engine_group_result batched[N_REQUESTS];
     for (int kv = 0; kv < (f->trained ? 1 : KV_FORMATS); kv++) {
-        const struct engine_group_result *alone = alone_of(f, 2, (enum kv_format)kv);
+        const struct engine_group_result *alone = alone_of(f, two_ranks(f), (enum kv_format)kv);
         for (int c = 0; c < (f->trained ? 2 : 3); c++) {
-            struct engine_group g = group_of(f, 2, (enum kv_format)kv);
+            struct engine_group g = group_of(f, two_ranks(f), (enum kv_format)kv);
             g.options.prefill_rows = prefill_rows[c];
             g.options.spec = f->trained && c ? SPEC_MTP : SPEC_AUTO;
             g.options.context = 704;
@@ -250,7 +277,7 @@ static void test_preemption_and_prompt_cuts(void **state)
 static void test_threads(void **state)
 {
     struct fixture *f = *state;
-    if (f->trained) skip();
+    if (f->trained || f->backend != GROUP_CPU) skip();
     struct engine_group_result three[N_REQUESTS];
     struct engine_group g = group_of(f, 1, KV_F16);
     g.threads = 3;
@@ -259,10 +286,39 @@ static void test_threads(void **state)
     engine_group_free(three, (size_t)f->n);
 }
 
+/* A replayed round and one launched kernel by kernel are the same bits: alone, and beside others with drafts, which takes
+ * rounds of many shapes. With the yardstick of the same KV format from the backend that was asked for. */
+static void test_recordings(void **state)
+{
+    struct fixture *f = *state;
+    static const enum kv_format formats[] = {KV_F16, KV_INT8};
+    struct engine_group_result out[N_REQUESTS];
+    if (f->backend == GROUP_CPU) skip();
+    for (int i = 0; i < 4; i++) {
+        const struct engine_group_result *alone = alone_of(f, 1, formats[i / 2]);
+        struct engine_group g = group_of(f, 1, formats[i / 2]);
+        g.backend = i % 2 ? GROUP_CUDA_PLAIN : GROUP_CUDA;
+        g.options.drafts = KERN_MAX_DRAFTS;
+        run(&g, f->requests, (size_t)f->n, out);
+        assert_drafted(&g);
+        assert_all_same(f, alone, out);
+        assert_int_equal(g.replays > 0, g.backend == GROUP_CUDA);
+        engine_group_free(out, (size_t)f->n);
+        g.options.spec = SPEC_OFF;
+        for (int j = 0; j < f->n; j++) {
+            run(&g, &f->requests[j], 1, out);
+            assert_same(&alone[j], out);
+            assert_int_equal(g.replays > 100, g.backend == GROUP_CUDA); /* most of its 256 rounds and more */
+            engine_group_free(out, 1);
+        }
+    }
+}
+
 /* Ranks add in different orders, so texts may part at a near-tie; the first greedy tokens must not. */
 static void test_rank_counts_agree(void **state)
 {
     struct fixture *f = *state;
+    if (f->ranks < 2) skip();
     const struct engine_group_result *one = alone_of(f, 1, KV_F16);
     for (int ranks = 2; ranks <= f->ranks; ranks++)
         assert_memory_equal(one->tokens, alone_of(f, ranks, KV_F16)->tokens, 32 * sizeof *one->tokens);
@@ -280,7 +336,7 @@ static size_t ascii_run(const char *text)
 static uint64_t stop_at(const struct fixture *f, struct engine_request r, const char *stop, const char *whole)
 {
     struct engine_group_result plain, cut;
-    struct engine_group g = group_of(f, 2, KV_F16);
+    struct engine_group g = group_of(f, two_ranks(f), KV_F16);
     const char *stops[] = {"never to be seen", stop}, *first = strstr(whole, stop);
     r.stop = stops;
     r.n_stop = 2;
@@ -306,7 +362,7 @@ static void test_stop_strings(void **state)
 {
     struct fixture *f = *state;
     struct engine_group_result whole;
-    struct engine_group g = group_of(f, 2, KV_F16);
+    struct engine_group g = group_of(f, two_ranks(f), KV_F16);
     struct engine_request r = f->requests[1];
     int32_t prompt[32];
     for (int i = 0; i < 32; i++) prompt[i] = 3 + 'a' + i % 3 * 3;
@@ -334,7 +390,7 @@ static void test_end_tokens(void **state)
     struct fixture *f = *state;
     struct engine_group_result plain[N_REQUESTS], drafted[N_REQUESTS];
     struct engine_request requests[N_REQUESTS];
-    struct engine_group g = group_of(f, 2, KV_F16);
+    struct engine_group g = group_of(f, two_ranks(f), KV_F16);
     int ended = 0;
     for (int i = 0; i < f->n; i++) {
         requests[i] = f->requests[i];
@@ -388,7 +444,8 @@ static void free_saved(struct buf saved[MAX_RANKS])
 static void test_snapshots(void **state)
 {
     struct fixture *f = *state;
-    for (int ranks = f->trained ? 2 : 1; ranks <= (f->trained ? 2 : 3); ranks++) {
+    const int least = f->trained ? two_ranks(f) : 1, most = f->trained ? 2 : 3;
+    for (int ranks = least; ranks <= most && ranks <= f->ranks; ranks++) {
         struct buf saved[MAX_RANKS] = {0};
         const struct engine_group_result *alone = alone_of(f, ranks, KV_F16);
         struct engine_group_result batched[N_REQUESTS], cold, warm;
@@ -477,7 +534,8 @@ static void odd_snapshots(struct engine *e, const struct buf *saved, struct engi
 }
 
 /* An engine of one rank in this thread, on which `with` is called. */
-static void with_engine(struct engine_options o, void (*with)(struct engine *, const struct buf *, struct engine_request),
+static void with_engine(enum group_backend backend, struct engine_options o,
+                        void (*with)(struct engine *, const struct buf *, struct engine_request),
                         const struct buf *saved, struct engine_request r)
 {
     struct lockstep_bounds bounds = lockstep_bounds_default();
@@ -492,8 +550,8 @@ static void with_engine(struct engine_options o, void (*with)(struct engine *, c
     memset(memory, 0, n);
     segment_init(memory, 1, comm_bytes, &bounds);
     struct segment *segment = segment_attach(memory, n, 1, NULL);
-    assert_int_equal(kern_cpu_open(NULL, 1, &kern, NULL), RC_OK);
-    assert_int_equal(comm_shm_open(segment, 0, &comm, NULL), RC_OK);
+    const struct group_backend_options b = {backend, NULL, 1, 0, 1, segment, shape};
+    assert_int_equal(group_backend_open(&b, &kern, &comm, NULL), RC_OK);
     assert_int_equal(engine_open(&o, kern, comm, segment, &engine, NULL), RC_OK);
     with(engine, saved, r);
     engine_close(engine);
@@ -516,18 +574,20 @@ static void test_odd_snapshots(void **state)
     struct engine_group_result out[N_REQUESTS];
     struct engine_request r = f->requests[LONGEST];
     struct engine_options o = group_of(f, 1, KV_F16).options;
-    save(f, 2, saved, out);
-    with_engine(o, foreign_snapshot, &saved[0], r); /* a half of two ranks */
-    engine_group_free(out, (size_t)f->n);
-    free_saved(saved);
+    if (f->ranks >= 2) {
+        save(f, 2, saved, out);
+        with_engine(f->backend, o, foreign_snapshot, &saved[0], r); /* a half of two ranks */
+        engine_group_free(out, (size_t)f->n);
+        free_saved(saved);
+    }
     save(f, 1, saved, out);
     engine_group_free(out, (size_t)f->n);
-    with_engine(o, odd_snapshots, &saved[0], r);
+    with_engine(f->backend, o, odd_snapshots, &saved[0], r);
     o.kv = KV_F32;
-    with_engine(o, foreign_snapshot, &saved[0], r);
+    with_engine(f->backend, o, foreign_snapshot, &saved[0], r);
     o.kv = KV_F16;
     o.weights = KERN_WEIGHTS_W8;
-    with_engine(o, foreign_snapshot, &saved[0], r);
+    with_engine(f->backend, o, foreign_snapshot, &saved[0], r);
     free_saved(saved);
 }
 
@@ -537,6 +597,7 @@ static void test_snapshots_of_two_positions(void **state)
     struct fixture *f = *state;
     struct buf early[MAX_RANKS] = {0}, late[MAX_RANKS] = {0};
     struct engine_group_result out[N_REQUESTS], none;
+    if (f->ranks < 2) skip();
     for (int i = 1; i <= 2; i++) {
         struct engine_group g = group_of(f, 2, KV_F16);
         g.options.prefill_rows = 64;
@@ -577,6 +638,7 @@ static void test_disagreement_is_found(void **state)
 {
     struct fixture *f = *state;
     static const enum fault_kind kinds[] = {FAULT_TOKEN, FAULT_STATE, FAULT_PLAN};
+    if (f->ranks < 2) skip();
     for (int i = 0; i < 12; i += f->trained ? 3 : 1) {
         struct engine_group g = group_of(f, 2, KV_F16);
         struct engine_group_result result;
@@ -588,22 +650,29 @@ static void test_disagreement_is_found(void **state)
     }
 }
 
-/* Without an argument: a tiny model made on the spot. With one: that trained model, or a made-up one whose MTP layer agrees. */
+/* Without an argument, or "tiny": a tiny model made on the spot. With one: that trained model, or a made-up one whose MTP layer
+ * agrees. */
 int main(int argc, char **argv)
 {
-    if (argc > 1) model_argument = argv[1];
+    if (argc > 2 && !group_backend_parse(argv[2], &backend_argument)) {
+        fputs("usage: test_exactness [MODEL|tiny [cpu|cuda|cuda-plain]]\n", stderr);
+        return 64;
+    }
+    if (!group_backend_there(backend_argument)) return 77;
+    if (argc > 1 && strcmp(argv[1], "tiny") != 0) model_argument = argv[1];
     bool made_up = model_argument && !strncmp(model_argument, "synth:", 6);
     if (model_argument && !made_up && access(model_argument, R_OK) != 0) {
         print_message("SKIPPED: there is no %s\n", model_argument);
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone_batched_reversed), cmocka_unit_test(test_drafts_alone),
-        cmocka_unit_test(test_preemption_and_prompt_cuts), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_rank_counts_agree),      cmocka_unit_test(test_stop_strings),
-        cmocka_unit_test(test_end_tokens),             cmocka_unit_test(test_snapshots),
-        cmocka_unit_test(test_odd_snapshots),          cmocka_unit_test(test_snapshots_of_two_positions),
-        cmocka_unit_test(test_mtp_is_refused),         cmocka_unit_test(test_disagreement_is_found),
+        cmocka_unit_test(test_alone_batched_reversed),     cmocka_unit_test(test_without_traces),
+        cmocka_unit_test(test_drafts_alone),               cmocka_unit_test(test_preemption_and_prompt_cuts),
+        cmocka_unit_test(test_threads),                    cmocka_unit_test(test_recordings),
+        cmocka_unit_test(test_rank_counts_agree),          cmocka_unit_test(test_stop_strings),
+        cmocka_unit_test(test_end_tokens),                 cmocka_unit_test(test_snapshots),
+        cmocka_unit_test(test_odd_snapshots),              cmocka_unit_test(test_snapshots_of_two_positions),
+        cmocka_unit_test(test_mtp_is_refused),             cmocka_unit_test(test_disagreement_is_found),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -6,13 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm_shm.h"
-#include "kern_cpu.h"
-
 struct engine_thread {
     struct engine_group *group;
     int rank;
     struct segment *segment;
+    struct engine_comm_shape shape;
     const struct engine_request *requests;
     size_t n;
     struct engine_group_result *results;
@@ -76,8 +74,10 @@ static void *rank_body(void *argument)
     struct comm *comm = NULL;
     struct engine *engine = NULL;
     o.rank = t->rank;
-    enum rc rc = kern_cpu_open(t->group->isa, t->group->threads, &kern, err);
-    if (rc == RC_OK) rc = comm_shm_open(t->segment, t->rank, &comm, err);
+    const struct group_backend_options b = {t->group->backend, t->group->isa, t->group->threads, t->rank, o.ranks, t->segment,
+                                            t->shape};
+    const uint64_t replays = group_backend_replays();
+    enum rc rc = group_backend_open(&b, &kern, &comm, err);
     if (rc == RC_OK) rc = engine_open(&o, kern, comm, t->segment, &engine, err);
     if (rc == RC_OK) rc = submit_all(t, engine, err);
     while (rc == RC_OK && engine_busy(engine)) {
@@ -88,6 +88,7 @@ static void *rank_body(void *argument)
     }
     if (rc != RC_OK && comm) comm->abort(comm, err->text);
     if (t->rank == 0 && engine) t->group->stats = engine_stats_of(engine);
+    if (t->rank == 0) t->group->replays = group_backend_replays() - replays;
     engine_close(engine);
     if (comm) comm->close(comm);
     if (kern) kern->close(kern);
@@ -111,7 +112,7 @@ bool engine_group_run(struct engine_group *g, const struct engine_request *reque
     struct segment *segment = segment_attach(memory, n_bytes, g->options.ranks, &g->err[0]);
     bool ok = segment != NULL;
     for (int r = 0; r < g->options.ranks && segment; r++) {
-        ranks[r] = (struct engine_thread){g, r, segment, requests, n, results};
+        ranks[r] = (struct engine_thread){g, r, segment, shape, requests, n, results};
         pthread_create(&threads[r], NULL, rank_body, &ranks[r]);
     }
     for (int r = 0; r < g->options.ranks && segment; r++) {

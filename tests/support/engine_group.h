@@ -3,6 +3,7 @@
 #define TANDEM_ENGINE_GROUP_H
 
 #include "engine.h"
+#include "group_backend.h"
 
 struct engine_group_result {
     enum engine_event_kind kind;
@@ -16,6 +17,7 @@ struct engine_group_result {
 
 struct engine_group {
     struct engine_options options; /* rank is filled per thread; ranks counts */
+    enum group_backend backend;    /* CUDA: ranks is 1 */
     const char *isa;
     int threads;                   /* OpenMP threads of each rank */
     struct lockstep_bounds bounds;
@@ -26,6 +28,7 @@ struct engine_group {
     const struct buf *load;        /* [MAX_RANKS] */
     /* out */
     struct engine_stats stats;
+    uint64_t replays;              /* rounds that rank 0's backend replayed from a recording */
     struct err err[MAX_RANKS];     /* of each rank, rc RC_OK when it ended well */
 };
 

@@ -6,13 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm_shm.h"
-#include "kern_cpu.h"
-
 struct rank_thread {
     struct forward_group *group;
     int rank;
     struct segment *segment;
+    struct engine_comm_shape shape;
 };
 
 static void no_beat(void *ctx) { (void)ctx; }
@@ -61,13 +59,16 @@ static void *rank_body(void *argument)
     enum rc rc = model_file_open(g->model_path, &file, e);
     if (rc == RC_OK) rc = model_config_read(file, &config, e);
     if (rc == RC_OK) rc = partition_make(&config, g->ranks, PARTITION_FFN_STEP, &partition, e);
-    if (rc == RC_OK) rc = kern_cpu_open(g->isa, 1, &kern, e);
-    if (rc == RC_OK) rc = comm_shm_open(t->segment, t->rank, &comm, e);
+    const struct group_backend_options b = {g->backend, g->isa, g->threads ? g->threads : 1, t->rank, g->ranks, t->segment,
+                                            t->shape};
+    const uint64_t replays = group_backend_replays();
+    if (rc == RC_OK) rc = group_backend_open(&b, &kern, &comm, e);
     if (rc == RC_OK) {
         const struct model_bind_options bind = {.file = file, .config = &config, .part = &partition.part[t->rank],
                                                 .how = g->weights, .mtp = g->mtp, .kern = kern, .beat = no_beat};
         rc = run_body(g, &bind, &partition, comm, e);
     }
+    if (t->rank == 0) g->replays = group_backend_replays() - replays;
     if (rc != RC_OK && comm) comm->abort(comm, e->text);
     if (comm) comm->close(comm);
     if (kern) kern->close(kern);
@@ -75,16 +76,16 @@ static void *rank_body(void *argument)
     return NULL;
 }
 
-/* Bytes of the largest collective: all rows of the residual stream, or of the logits. */
-static size_t comm_bytes_of(struct forward_group *g)
+/* The largest collectives: all rows of the residual stream, and of the logits. */
+static bool shape_of(struct forward_group *g, struct engine_comm_shape *out)
 {
     struct model_file *file = NULL;
     struct model_config config = {0};
     enum rc rc = model_file_open(g->model_path, &file, &g->err[0]);
     if (rc == RC_OK) rc = model_config_read(file, &config, &g->err[0]);
     model_file_close(file);
-    int width = config.vocab > config.hidden ? config.vocab : config.hidden;
-    return rc == RC_OK ? (size_t)g->max_rows * (size_t)width * sizeof(float) : 0;
+    *out = (struct engine_comm_shape){g->max_rows, config.hidden, (size_t)g->max_rows * (size_t)config.vocab};
+    return rc == RC_OK;
 }
 
 bool forward_group_run(struct forward_group *g)
@@ -92,8 +93,9 @@ bool forward_group_run(struct forward_group *g)
     pthread_t threads[MAX_RANKS];
     struct rank_thread ranks[MAX_RANKS];
     memset(g->err, 0, sizeof g->err);
-    size_t comm_bytes = comm_bytes_of(g);
-    if (!comm_bytes) return false;
+    struct engine_comm_shape shape;
+    if (!shape_of(g, &shape)) return false;
+    const size_t comm_bytes = engine_comm_bytes(shape);
     size_t n_bytes = (segment_bytes(g->ranks, comm_bytes) + 63) / 64 * 64;
     void *memory = aligned_alloc(64, n_bytes);
     memset(memory, 0, n_bytes);
@@ -101,7 +103,7 @@ bool forward_group_run(struct forward_group *g)
     segment_init(memory, g->ranks, comm_bytes, &bounds);
     struct segment *segment = segment_attach(memory, n_bytes, g->ranks, &g->err[0]);
     for (int r = 0; r < g->ranks && segment; r++) {
-        ranks[r] = (struct rank_thread){g, r, segment};
+        ranks[r] = (struct rank_thread){g, r, segment, shape};
         pthread_create(&threads[r], NULL, rank_body, &ranks[r]);
     }
     for (int r = 0; r < g->ranks && segment; r++) pthread_join(threads[r], NULL);

@@ -3,6 +3,7 @@
 #ifndef TANDEM_FORWARD_GROUP_H
 #define TANDEM_FORWARD_GROUP_H
 
+#include "group_backend.h"
 #include "kern.h"
 #include "model_forward.h"
 
@@ -18,7 +19,9 @@ struct forward_rank {
 struct forward_group {
     const char *model_path;
     int ranks;
+    enum group_backend backend; /* CUDA: ranks is 1 */
     const char *isa; /* NULL: the best there is */
+    int threads;     /* of each rank; 0: one */
     enum kern_weights weights;
     enum kv_format kv;
     int context, max_rows, kv_pages, slots; /* every row may be picked */
@@ -29,6 +32,7 @@ struct forward_group {
     void *ctx;
     /* out */
     struct err err[MAX_RANKS];
+    uint64_t replays; /* rounds that rank 0's backend replayed from a recording */
 };
 
 /* True when every rank ended well. */

@@ -1,0 +1,166 @@
+/* Rows on a card: embedding, RMS norm, best logit and hashes against the host, and rows against themselves. */
+#include "cuda_fixture.cuh"
+
+#include "act.cuh"
+#include "op_rows.h"
+
+static struct op_context card;
+
+/* A sum of n squares errs by about log2(n) + 16 roundings of its own size, of which the root halves the error; root, quotient and two
+ * products: 5 more. */
+static const double NORM_TOLERANCE = 24 * 0x1p-24;
+
+static std::vector<float> random_values(size_t n, uint64_t seed)
+{
+    std::vector<float> v(n);
+    for (float &x : v) x = 3 * random_float(&seed);
+    return v;
+}
+
+/* Value of (row, column) of an act, without its factor. */
+static double act_value(const std::vector<uint16_t> &act, struct kern_split split, int width, int row, int k)
+{
+    size_t at = (size_t)row * act_blocks(width) * ACT_BLOCK + k;
+    if (row >= split.decode) {
+        const int r = row - split.decode, in_tile = r % ACT_TILE_ROWS, p = act_place(k % 64);
+        size_t byte = act_prefill_offset(split.decode, width) +
+                      ((size_t)(r / ACT_TILE_ROWS) * act_blocks(width) + k / ACT_BLOCK) * ACT_TILE_BYTES;
+        byte += in_tile * 128 + (((p >> 3) ^ (in_tile & 7)) << 4) + (p & 7) * 2;
+        at = byte / 2;
+    }
+    const uint32_t bits = (uint32_t)act[at] << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return (double)f / (double)ACT_SCALE;
+}
+
+static void check_norm(int n, struct kern_split split)
+{
+    const int rows = kern_rows(split), width = 2 * n, sick = rows > 2 ? 1 : -1;
+    std::vector<float> x = random_values((size_t)rows * n, 5), w = random_values(n, 6);
+    if (sick >= 0) x[(size_t)sick * n] = NAN;
+    const size_t act_values = act_buffer_bytes(split.decode, split.prefill, width) / 2;
+    struct guarded dx = to_device(x), dw = to_device(w), dy = guarded_new_dev((size_t)rows * n * 4), one = guarded_new_dev(n * 4);
+    struct guarded act = guarded_new_dev(act_values * 2);
+    op_rms_norm(&card, (float *)dx.dev, (float *)dw.dev, split, n, 1e-6f, (float *)dy.dev, act.dev, width, n);
+    finish(&card);
+    const std::vector<float> y = from_device<float>(dy.dev, (size_t)rows * n);
+    const std::vector<uint16_t> a = from_device<uint16_t>(act.dev, act_values);
+    for (int r = 0; r < rows; r++) {
+        double squares = 0;
+        for (int i = 0; i < n; i++) squares += (double)x[(size_t)r * n + i] * x[(size_t)r * n + i];
+        const double scale = 1 / sqrt(squares / n + 1e-6);
+        for (int i = 0; i < n && r != sick; i++) {
+            const double want = x[(size_t)r * n + i] * scale * w[i], got = y[(size_t)r * n + i];
+            if (!(fabs(got - want) <= NORM_TOLERANCE * fabs(want) + 1e-30)) fail_msg("norm of %d: row %d value %d: %g, not %g", n, r, i, got, want);
+            const double in_act = act_value(a, split, width, r, n + i), rounded = (double)bf16_round(y[(size_t)r * n + i]);
+            if (in_act != rounded) fail_msg("act of %d: row %d value %d: %g, not %g", n, r, i, in_act, rounded);
+        }
+        op_rms_norm(&card, (float *)dx.dev + (size_t)r * n, (float *)dw.dev, {1, 0}, n, 1e-6f, (float *)one.dev, NULL, 0, 0);
+        finish(&card);
+        const std::vector<float> alone = from_device<float>(one.dev, n);
+        if (r != sick) assert_memory_equal(alone.data(), &y[(size_t)r * n], (size_t)n * 4);
+    }
+    guarded_free_dev(dx, "x"), guarded_free_dev(dw, "w"), guarded_free_dev(dy, "y"), guarded_free_dev(one, "one"), guarded_free_dev(act, "act");
+}
+
+static void test_norm(void **state)
+{
+    (void)state;
+    for (int n : {16, 64, 96, 576, 896, 1024, 1040, 5120, 8192, 10240, 16384})
+        for (struct kern_split split : {kern_split{1, 0}, kern_split{4, 0}, kern_split{0, 70}, kern_split{3, 259}}) check_norm(n, split);
+}
+
+static void test_embed(void **state)
+{
+    (void)state;
+    enum { TOKENS = 50, COLS = 200, ROWS = 9 };
+    const std::vector<float> values = random_values(TOKENS * COLS, 8);
+    std::vector<uint16_t> half(values.size());
+    for (size_t i = 0; i < values.size(); i++) {
+        const float rounded = bf16_round(values[i]);
+        uint32_t u;
+        memcpy(&u, &rounded, 4);
+        half[i] = (uint16_t)(u >> 16);
+    }
+    const std::vector<int32_t> tokens = {3, 0, 49, 3, 7, 8, 9, 10, 11};
+    struct guarded full = to_device(values), bf16 = to_device(half), ids = to_device(tokens);
+    for (int kind = 0; kind < 2; kind++) {
+        struct guarded y = guarded_new_dev(ROWS * COLS * 4);
+        struct kern_table t = {};
+        struct device_batch b = {};
+        t.bf16 = kind, t.rows = TOKENS, t.cols = COLS, t.rows_dev = kind ? bf16.dev : full.dev;
+        b.rows = ROWS, b.tokens = (const int32_t *)ids.dev;
+        op_embed(&card, &b, &t, (float *)y.dev);
+        finish(&card);
+        const std::vector<float> got = from_device<float>(y.dev, ROWS * COLS);
+        for (int r = 0; r < ROWS; r++)
+            for (int i = 0; i < COLS; i++) {
+                const float want = values[(size_t)tokens[r] * COLS + i];
+                assert_true(got[(size_t)r * COLS + i] == (kind ? bf16_round(want) : want));
+            }
+        guarded_free_dev(y, "y");
+    }
+    guarded_free_dev(full, "table"), guarded_free_dev(bf16, "table"), guarded_free_dev(ids, "ids");
+}
+
+/* As the CPU's: ties to the lowest id, what is not allowed counts for nothing, not even when it is no number. */
+static void test_best(void **state)
+{
+    (void)state;
+    enum { ROWS = 6, FIRST = 21 };
+    for (int n : {333, 49152, 124160, 248320}) {
+        std::vector<float> x = random_values((size_t)ROWS * n, 9);
+        std::vector<uint32_t> allowed((FIRST + n + 31) / 32, 0xffffffffu), none(allowed.size(), 0);
+        allowed[(FIRST + 100) / 32] &= ~(1u << (FIRST + 100) % 32);
+        const size_t m = (size_t)n;
+        x[300] = 20;
+        x[m + 7] = x[m + 8] = x[m + 200] = 30;
+        x[2 * m + 150] = NAN;
+        x[3 * m + m - 1] = INFINITY;
+        x[4 * m + 100] = NAN, x[4 * m + 40] = 50;
+        struct guarded dx = to_device(x), da = to_device(allowed), dn = to_device(none);
+        struct guarded scratch = guarded_new_dev(ROWS * OP_BEST_PARTS * sizeof(struct kern_best)), out = guarded_new_dev(ROWS * sizeof(struct kern_best));
+        struct kern_best *o = (struct kern_best *)out.dev, *s = (struct kern_best *)scratch.dev;
+        op_best(&card, (float *)dx.dev, ROWS - 1, n, FIRST, (uint32_t *)da.dev, s, o);
+        op_best(&card, (float *)dx.dev + 5 * m, 1, n, FIRST, (uint32_t *)dn.dev, s, o + 5);
+        finish(&card);
+        const std::vector<struct kern_best> b = from_device<struct kern_best>(out.dev, ROWS);
+        const int32_t want[ROWS] = {FIRST + 300, FIRST + 7, -1, -1, FIRST + 40, KERN_NO_ID};
+        for (int r = 0; r < ROWS; r++)
+            if (b[r].id != want[r]) fail_msg("of %d: row %d: id %d, not %d", n, r, b[r].id, want[r]);
+        assert_true(b[0].logit == 20 && b[1].logit == 30 && b[4].logit == 50);
+        guarded_free_dev(dx, "x"), guarded_free_dev(da, "allowed"), guarded_free_dev(dn, "none"), guarded_free_dev(scratch, "scratch"), guarded_free_dev(out, "out");
+    }
+}
+
+/* Equal rows have equal hashes wherever they lie; a bit, or two values changed for each other, makes another. */
+static void test_hash(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, N = 5120 };
+    std::vector<float> x = random_values(ROWS * N, 10);
+    memcpy(&x[3 * N], &x[0], N * 4);
+    memcpy(&x[4 * N], &x[0], N * 4);
+    memcpy(&x[2 * N], &x[0], N * 4);
+    x[2 * N + 77] = nextafterf(x[77], 9);
+    std::swap(x[4 * N + 8], x[4 * N + 9]);
+    struct guarded dx = to_device(x), out = guarded_new_dev(ROWS * 8);
+    op_hash_rows(&card, (float *)dx.dev, ROWS, N, (uint64_t *)out.dev);
+    finish(&card);
+    const std::vector<uint64_t> h = from_device<uint64_t>(out.dev, ROWS);
+    assert_true(h[0] == h[3] && h[0] != h[1] && h[0] != h[2] && h[0] != h[4]);
+    guarded_free_dev(dx, "x"), guarded_free_dev(out, "out");
+}
+
+int main(void)
+{
+    card = open_card();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_best),
+        cmocka_unit_test(test_hash),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
