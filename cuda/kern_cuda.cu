@@ -268,6 +268,25 @@ static bool record_end(struct kern *k)
     return false;
 }
 
+/* ---- shapes ---- */
+
+static enum rc supports(struct kern *k, int width, const struct kern_attn_shape *a, const struct kern_gdn_shape *g, struct err *e)
+{
+    const struct kern_cuda *c = context(k);
+    const char *problem = a ? op_attn_unsupported(a) : NULL;
+    if (width < 16 || width % 16 || width > OP_ROWS_MAX_WIDTH)
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "GPU %d: rows of %d are no multiple of 16 up to %d", c->device, width,
+                       OP_ROWS_MAX_WIDTH);
+    if (problem)
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "GPU %d: %d and %d heads x %d: %s", c->device, a->n_heads,
+                       a->n_kv_heads, a->head_dim, problem);
+    problem = g ? op_gdn_unsupported(g) : NULL;
+    if (problem)
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "GPU %d: Gated DeltaNet of %d x %d and %d x %d: %s", c->device,
+                       g->k_heads, g->k_dim, g->v_heads, g->v_dim, problem);
+    return RC_OK;
+}
+
 /* ---- memory ---- */
 
 static enum rc buffer_alloc(struct kern *k, size_t n_bytes, void **out_dev, struct err *e)
@@ -664,6 +683,7 @@ static struct kern table_of(struct kern_cuda *c)
     t.row_cost = row_cost;
     t.ctx = c;
     t.close = close_cuda;
+    t.supports = supports;
     t.finish = finish;
     t.measure = measure;
     t.times = times;

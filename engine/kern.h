@@ -158,6 +158,9 @@ struct kern {
     void *ctx;
 
     void (*close)(struct kern *k);
+    /* Whether the operations below take rows of `width` and these shapes (NULL: the model, or the rank, has none). RC_BAD_INPUT,
+     * EXIT_UNAVAILABLE: no, with the shape in the text. Weights are asked about while they are loaded. */
+    enum rc (*supports)(struct kern *k, int width, const struct kern_attn_shape *a, const struct kern_gdn_shape *g, struct err *e);
     /* Waits for everything enqueued. RC_FATAL: the backend failed; the operation and its shape are in the text. */
     enum rc (*finish)(struct kern *k, struct err *e);
 

@@ -26,7 +26,7 @@ enum { CLOSE_GRACE_US = 5000000, MAX_REPEATS = 1000 };
 struct round {
     int64_t ended;
     int64_t first_row_us, last_prompt_us; /* since submission */
-    int64_t decode_us;                    /* of the one sequence */
+    int64_t decode_us, rounds;            /* of the one sequence */
     /* The window in which all sequences decode. */
     uint64_t prefill_before, tokens_at_start, tokens_at_end;
     int64_t start_us, end_us;
@@ -41,6 +41,7 @@ struct bench {
     struct wire_token last; /* newest progress of rank 0 */
     uint64_t next_id;
     double rate[MAX_REPEATS];
+    double round_us;        /* decoding of one sequence: of the last repeat, by the ranks' clock */
 };
 
 /* ---- one round ---- */
@@ -65,6 +66,7 @@ static void take_done(struct round *r, const struct wire_done *d)
     if (!r->ended || t->queue_us < r->first_row_us) r->first_row_us = t->queue_us;
     if (t->queue_us + t->prefill_us > r->last_prompt_us) r->last_prompt_us = t->queue_us + t->prefill_us;
     r->decode_us = t->decode_us;
+    r->rounds = t->rounds;
     r->ended++;
 }
 
@@ -122,6 +124,7 @@ static enum rc run_round(struct bench *b, double *rate, struct err *e)
     } else if (o->bench_sequences == 1) {
         tokens = (double)(o->bench_tokens - 1);
         us = (double)r.decode_us;
+        b->round_us = r.rounds ? us / (double)r.rounds : 0;
     } else {
         tokens = (double)(r.tokens_at_end - r.tokens_at_start);
         us = (double)(r.end_us - r.start_us);
@@ -193,6 +196,7 @@ static void print_text(const struct bench *b, double median)
     printf("  sequences  %8" PRId64 "\n", o->bench_sequences);
     printf("  speed      %8.1f tokens/s  (lowest %.1f, highest %.1f)\n", median, b->rate[0],
            b->rate[o->bench_repeats - 1]);
+    if (b->round_us > 0) printf("  round      %8.3f ms, %.2f tokens\n", b->round_us / 1e3, median * b->round_us / 1e6);
     for (int r = 0; r < o->ranks; r++) {
         double now_mib, most_mib;
         rank_memory(group_rank_pid(b->group, r), &now_mib, &most_mib);
@@ -209,7 +213,7 @@ static void print_json(const struct bench *b, double median)
            ",\"sequences\":%" PRId64 ",\"tokens_per_s\":%.2f,\"rounds\":[", b->decode ? "decode" : "prefill", n, backend,
            o->ranks, o->bench_prompt, b->decode ? o->bench_tokens : 1, o->bench_sequences, median);
     for (int64_t i = 0; i < o->bench_repeats; i++) printf("%s%.2f", i ? "," : "", b->rate[i]);
-    printf("],\"rank_memory_mib\":[");
+    printf("],\"round_ms\":%.4f,\"rank_memory_mib\":[", b->round_us / 1e3);
     for (int r = 0; r < o->ranks; r++) {
         double now_mib, most_mib;
         rank_memory(group_rank_pid(b->group, r), &now_mib, &most_mib);

@@ -6,6 +6,7 @@
  * locale; nothing is taken from the environment. Pointers in the result point into argv. */
 #define _GNU_SOURCE
 #include "options.h"
+#include "rank_backend.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -59,7 +60,7 @@ static const struct option_row rows[] = {
      "Replace an existing OUT that comes from another state or is no archive of tandem. shard: replace an older cut."},
     {"verify", NULL, OPTION_FLAG, AT(verify), 0, 0, NULL, NULL, " shard ",
      "Write nothing: compare every byte of OUT with the model's."},
-    {"ranks", "N", OPTION_INT, AT(ranks), 1, MAX_RANKS, NULL, "2", " run bench model shard ",
+    {"ranks", "N", OPTION_INT, AT(ranks), 1, MAX_RANKS, NULL, "2; one on a single GPU", " run bench model shard ",
      "Rank processes that hold one model together."},
     {"groups", "N", OPTION_INT, AT(groups), 1, 16, NULL, "1", " run ", "Groups of ranks, each with a whole model."},
     {"threads", "N", OPTION_INT, AT(threads), 0, 1024, NULL, "cores / (ranks * groups)", MODEL_USERS,
@@ -310,7 +311,6 @@ static struct options options_standard(void)
         .kv = "f16",
         .weights = "native",
         .drafts = 3,
-        .ranks = 2,
         .groups = 1,
         .active = 4,
         .bounds = lockstep_bounds_default(),
@@ -411,6 +411,7 @@ enum rc options_parse(const struct command *c, int argc, char **argv, struct opt
         }
         if (rc != RC_OK) return rc;
     }
+    if (!out->ranks) out->ranks = strcmp(c->name, "shard") ? rank_backend_ranks(out) : 2;
     return rules_check(c, rule, out, e);
 }
 

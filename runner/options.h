@@ -21,7 +21,7 @@ struct options {
     bool no_graphs;           /* CUDA: launch every kernel of a round anew */
     const char *isa;          /* "auto", "amx", "vnni", "avx512", "avx2", "generic" */
     const char *chat_format;  /* NULL: detected */
-    int ranks;                /* default 2 */
+    int ranks;                /* default: rank_backend_ranks; shard: 2 */
     int groups;               /* default 1 */
     int threads;              /* per rank; 0: cores / (ranks * groups), at least 1 */
     int active;               /* default 4 */

@@ -49,6 +49,16 @@ static int read_gpus(const char *list, int *out, int most)
     return -1;
 }
 
+int rank_backend_ranks(const struct options *o)
+{
+    enum { STANDARD = 2, MOST = 64 };
+    int gpus[MOST];
+    const int groups = o->groups > 0 ? o->groups : 1;
+    if (o->backend && !strcmp(o->backend, "cpu")) return STANDARD;
+    const int n = (o->gpus ? read_gpus(o->gpus, gpus, MOST) : rank_backend_gpus()) / groups, most = o->gpus ? MAX_RANKS : STANDARD;
+    return n < 1 ? STANDARD : n < most ? n : most;
+}
+
 static enum rc choose_cpu(const struct options *o, struct rank_backend *out, struct err *e)
 {
     out->numerics = kern_cpu_numerics(o->isa);

@@ -103,6 +103,25 @@ const char *kern_cpu_numerics(const char *isa)
     return found ? found->numerics : NULL;
 }
 
+/* ---- shapes ---- */
+
+/* A head's dimension, as scratch has room for it. */
+static bool dimension_fits(int n) { return n >= 16 && n <= MAX_HEAD_DIM && n % 16 == 0; }
+
+static enum rc supports(struct kern *k, int width, const struct kern_attn_shape *a, const struct kern_gdn_shape *g, struct err *e)
+{
+    (void)k;
+    if (width < 16 || width % 16)
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "rows of %d are no multiple of 16", width);
+    if (a && !dimension_fits(a->head_dim))
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "attention heads of %d are no multiple of 16 up to %d", a->head_dim,
+                       MAX_HEAD_DIM);
+    if (g && (!dimension_fits(g->k_dim) || !dimension_fits(g->v_dim)))
+        return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "unsupported_shape", "Gated DeltaNet heads of %d and %d are no multiples of 16 up to %d",
+                       g->k_dim, g->v_dim, MAX_HEAD_DIM);
+    return RC_OK;
+}
+
 /* ---- memory ---- */
 
 enum { ALIGNMENT = 64, HUGE_PAGE = 2 << 20 };
@@ -476,6 +495,7 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
                              .row_cost = row_cost,
                              .ctx = c,
                              .close = close_cpu,
+                             .supports = supports,
                              .finish = finish,
                              .buffer_alloc = buffer_alloc,
                              .buffer_free = buffer_free,

@@ -237,7 +237,8 @@ enum rc model_forward_open(const struct model_forward_options *o, struct model_f
     if (!f) return err_no_memory(e);
     f->o = *o;
     make_shapes(f);
-    rc = make_rope_table(f, e);
+    rc = o->kern->supports(o->kern, o->config->hidden, f->attn.n_heads ? &f->attn : NULL, f->gdn.k_heads ? &f->gdn : NULL, e);
+    if (rc == RC_OK) rc = make_rope_table(f, e);
     if (rc == RC_OK) rc = alloc_kv(f, e);
     if (rc == RC_OK) rc = alloc_slots(f, e);
     if (rc == RC_OK) rc = alloc_work(f, e);
@@ -392,12 +393,20 @@ int32_t forward_best_of(const struct model_forward *f, const struct kern_best *b
     return b.id == KERN_NO_ID ? -1 : b.id;
 }
 
+const float *forward_picked(struct model_forward *f, const int *picks, int n)
+{
+    int run = 1;
+    while (run < n && picks[run] == picks[0] + run) run++;
+    if (run == n) return f->x_dev + (size_t)picks[0] * (size_t)f->o.config->hidden;
+    forward_gather(f, f->pick_x_dev, f->x_dev, picks, n);
+    return f->pick_x_dev;
+}
+
 /* Normed rows of the picks, and their logits. A row's norm has the same bits alone and among all rows. */
 static void pick_step(struct model_forward *f, const struct forward_batch *b)
 {
     struct kern *k = f->o.kern;
-    forward_gather(f, f->pick_x_dev, f->x_dev, b->picks, b->n_picks);
-    forward_head(f, f->pick_x_dev, f->o.weights->out_norm_dev, b->n_picks, f->pick_h_dev);
+    forward_head(f, forward_picked(f, b->picks, b->n_picks), f->o.weights->out_norm_dev, b->n_picks, f->pick_h_dev);
     if (f->o.trace) k->hash_rows(k, f->pick_h_dev, b->n_picks, f->o.config->hidden, f->hidden_hashes_dev);
 }
 

@@ -58,6 +58,8 @@ enum rc forward_run(struct model_forward *f, const struct forward_batch *b, uint
                     enum rc (*operations)(struct model_forward *, const struct forward_batch *, struct err *), struct err *e);
 /* to[i] = from[source[i]]; runs of neighbours go in one copy. */
 void forward_gather(struct model_forward *f, float *to, const float *from, const int *source, int n);
+/* Rows picks[n] of x_dev, n > 0: where they lie when they follow one another, else gathered. */
+const float *forward_picked(struct model_forward *f, const int *picks, int n);
 /* One layer on x_dev, whose norm by the layer's first factors is in h_act already; forward_norm makes that. index: among layers of its
  * kind, for keys and values or recurrent state. next_norm_dev: the first factors of the layer behind, NULL for none. */
 enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, int layer, int index, const float *next_norm_dev,

@@ -102,8 +102,7 @@ static enum rc mtp_operations(struct model_forward *f, const struct forward_batc
     forward_norm(f, b, f->o.weights->layers[f->o.config->n_layers].mix_norm_dev);
     enum rc rc = forward_layer(f, b, f->o.config->n_layers, f->n_kv - 1, NULL, e);
     if (rc != RC_OK || !b->n_picks) return rc;
-    forward_gather(f, f->pick_x_dev, f->x_dev, b->picks, b->n_picks);
-    forward_head(f, f->pick_x_dev, f->o.weights->mtp_norm_dev, b->n_picks, f->mtp_out_dev);
+    forward_head(f, forward_picked(f, b->picks, b->n_picks), f->o.weights->mtp_norm_dev, b->n_picks, f->mtp_out_dev);
     return RC_OK;
 }
 

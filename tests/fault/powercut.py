@@ -47,7 +47,7 @@ class Scene:
             pc.log_create(self.log)
             env.update(LD_PRELOAD=self.args.shim, POWERCUT_FOLDER=os.path.realpath(disk), POWERCUT_LOG=str(self.log),
                        POWERCUT_DIE_AT=str(die_at))
-        done = subprocess.run([self.args.tandem, "run", str(jobs), "--model", str(self.model), "--out",
+        done = subprocess.run([self.args.tandem, "run", str(jobs), "--backend", "cpu", "--model", str(self.model), "--out",
                                str(disk / f"out{self.suffix}")] + OPTIONS,
                               env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
         return done.returncode, done.stderr.decode(errors="replace")

@@ -19,7 +19,7 @@ JOBS = HERE.parent.parent / "jobs/examples/documents.jsonl"
 
 def answers_of(args, ranks, kv):
     with tempfile.TemporaryDirectory(prefix="tandem-demo-") as folder:
-        command = [args.tandem, "run", JOBS, "--model", args.model, "--out", f"{folder}/out", "--ranks", str(ranks)]
+        command = [args.tandem, "run", JOBS, "--backend", "cpu", "--model", args.model, "--out", f"{folder}/out", "--ranks", str(ranks)]
         subprocess.run(command + ["--kv", kv, "--quiet"], check=True)
         records = [json.loads(line) for line in open(f"{folder}/out/output.jsonl", encoding="utf-8")]
         timings = [json.loads(line) for line in open(f"{folder}/out/timing.jsonl", encoding="utf-8")]

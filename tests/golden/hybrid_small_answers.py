@@ -28,7 +28,7 @@ NEAR_TIE = {"f32": 0.001, "f16": 0.02}
 
 def run(tandem, model, ranks, kv, spec):
     with tempfile.TemporaryDirectory(prefix="tandem-hybrid-") as folder:
-        command = [tandem, "run", JOBS, "--model", model, "--out", f"{folder}/out", "--ranks", str(ranks), "--kv", kv]
+        command = [tandem, "run", JOBS, "--backend", "cpu", "--model", model, "--out", f"{folder}/out", "--ranks", str(ranks), "--kv", kv]
         subprocess.run(command + ["--spec", spec, "--drafts", "3", "--quiet"], check=True)
         read = lambda name: [json.loads(line) for line in open(f"{folder}/out/{name}.jsonl", encoding="utf-8")]
         if read("error"):

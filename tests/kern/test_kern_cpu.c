@@ -172,10 +172,30 @@ static void test_best(struct kern *k)
 }
 ON_EVERY_ISA(test_best)
 
+static void test_supports(void **state)
+{
+    (void)state;
+    struct kern *k = open_isa("generic", 1);
+    struct kern_attn_shape a = {.n_heads = 2, .n_kv_heads = 1, .head_dim = 64};
+    struct kern_gdn_shape g = {.k_heads = 1, .v_heads = 2, .k_dim = 32, .v_dim = 32, .conv_width = 4};
+    struct err e = {0};
+    assert_int_equal(k->supports(k, 64, &a, &g, NULL), RC_OK);
+    assert_int_equal(k->supports(k, 64, NULL, NULL, NULL), RC_OK);
+    assert_int_equal(k->supports(k, 72, &a, &g, NULL), RC_BAD_INPUT);
+    a.head_dim = 72;
+    assert_int_equal(k->supports(k, 64, &a, &g, &e), RC_BAD_INPUT);
+    assert_int_equal(e.exit_status, EXIT_UNAVAILABLE);
+    assert_non_null(strstr(e.text, "72"));
+    g.v_dim = 272;
+    assert_int_equal(k->supports(k, 64, NULL, &g, NULL), RC_BAD_INPUT);
+    k->close(k);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open),
+        cmocka_unit_test(test_supports),
         cmocka_unit_test(test_rms_norm_isas),
         cmocka_unit_test(test_swiglu_isas),
         cmocka_unit_test(test_best_isas),
