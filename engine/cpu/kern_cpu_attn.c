@@ -94,6 +94,20 @@ KERN_INLINE vf load_cells(enum cells c, const void *from, size_t at)
     }
 }
 
+/* Stored cells are a stream through memory, a page's keys and then its values, of which the processor's own prefetcher takes in too
+ * little: with several sequences that costs a sixth of a decode step. */
+enum { AHEAD_BYTES = 2048, LINE_BYTES = 64 };
+
+/* Asks for the cells AHEAD_BYTES behind those at `at`. */
+KERN_INLINE void fetch_ahead(struct tile_kind kind, const void *cells, size_t at)
+{
+    const size_t cell_bytes = kind.cells == CELLS_F32 ? 4 : kind.cells == CELLS_CODES ? 1 : 2;
+    if (kind.cells == CELLS_F32 || kind.cells == CELLS_WIDE_CODES) return; /* widened cells are in the cache */
+    const char *line = (const char *)cells + at * cell_bytes + AHEAD_BYTES;
+    for (size_t i = 0; i < (size_t)kind.blocks * 16 * cell_bytes; i += LINE_BYTES)
+        __builtin_prefetch(line + i, 0, 3);
+}
+
 struct matrix {
     const float *values;
     size_t stride;
@@ -110,6 +124,7 @@ KERN_INLINE void product(struct tile_kind kind, int n, struct matrix a, struct s
         vf lanes[BLOCKS * NV];
         const size_t at = b.first + (size_t)k * b.stride;
         KERN_EACH (v, kind.blocks * NV) lanes[v] = load_cells(kind.cells, b.cells, at + (size_t)(v * VF));
+        fetch_ahead(kind, b.cells, at);
         KERN_EACH (r, kind.rows) {
             vf x = vf_set1(a.values[(size_t)r * a.stride + (size_t)k]);
             KERN_EACH (v, kind.blocks * NV) acc[r][v] = vf_fma(x, lanes[v], acc[r][v]);
@@ -428,12 +443,19 @@ static void prefill_piece(const struct cpu_attn_call *c, const struct piece *p, 
     finish_piece(c->shape, p, &t);
 }
 
+/* The first lines of a page's keys; the rest is asked for on the way. */
+static void fetch_start(const void *keys)
+{
+    for (int i = 0; i < AHEAD_BYTES; i += LINE_BYTES) __builtin_prefetch((const char *)keys + i, 0, 3);
+}
+
 static void decode_piece(const struct cpu_attn_call *c, const struct piece *p, struct cpu_scratch *scratch)
 {
     const struct rows t = begin_piece(c, p, scratch);
     const int own = own_page_index(p);
     for (int i = 0; i < own; i++) {
         const struct page page = whole_page(c, p, i);
+        fetch_start(whole_page(c, p, i + 1).keys);
         for (int r = 0; r < p->rows; r++) step_rows(heads_of_row(t, r), p->heads, &page);
     }
     own_page(p, &t, whole_page(c, p, own));
