@@ -69,7 +69,6 @@ struct kern_cuda {
     size_t batch_bytes;
     cudaEvent_t batch_copied;
     struct device_batch batch;
-    struct kern_split rows;
     int longest; /* positions of the batch's longest sequence */
 
     struct scratch attn, gdn, best;
@@ -473,7 +472,6 @@ static void begin(struct kern *k, const struct kern_batch *b)
     fill_batch(c, b, &l);
     keep_failure(c, cudaMemcpyAsync(c->batch_dev, c->batch_host, l.n_bytes, cudaMemcpyHostToDevice, c->context.stream), "beginning a batch");
     keep_failure(c, cudaEventRecord(c->batch_copied, c->context.stream), "beginning a batch");
-    c->rows = b->rows;
     c->batch.rows = kern_rows(b->rows);
     c->batch.decode_rows = b->rows.decode;
     c->batch.n_segments = b->n_segments;

@@ -26,7 +26,7 @@ static inline int op_attn_profile(int longest)
 
 /* Partial results of splits, for at most so many decode rows. */
 size_t op_attn_decode_scratch_bytes(const struct kern_attn_shape *s, int decode_rows);
-/* The decode segments of the batch. split: of the whole batch. */
+/* The decode segments of the batch. */
 void op_attn_decode(const struct op_context *c, const struct device_batch *b, const struct kern_attn_shape *s, const float *qkv,
                     struct kern_kv_layer kv, void *scratch, void *o_act);
 /* The prefill segments of the batch. */

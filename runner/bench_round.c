@@ -95,7 +95,6 @@ struct rounds {
     int n;
     double load_s, prefill_us;
     uint64_t tokens;  /* of the counted rounds */
-    uint64_t drafted;
     struct kern_time family[MAX_FAMILIES];
     int families;
     struct engine_sizes sizes;
@@ -147,7 +146,6 @@ static enum rc run_rounds(struct bench_rank *b, struct engine *engine, struct ro
         r->us[r->n++] = (double)(clock_now_us() - round_us);
         r->tokens += engine_stats_of(engine).tokens - before;
     }
-    r->drafted = engine_stats_of(engine).drafted;
     if (rc == RC_OK && r->n < 2)
         rc = err_set(e, RC_BAD_INPUT, EXIT_USAGE, "nothing_measured", "too few rounds in which all sequences decode; give more --tokens");
     return rc;

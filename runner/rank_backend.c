@@ -26,12 +26,6 @@ static int count_gpus(char *why)
 }
 #endif
 
-int rank_backend_gpus(void)
-{
-    char why[128];
-    return count_gpus(why);
-}
-
 /* Numbers of a list "0,1,2". Returns how many, or -1 when it is none. */
 static int read_gpus(const char *list, int *out, int most)
 {
@@ -53,9 +47,10 @@ int rank_backend_ranks(const struct options *o)
 {
     enum { STANDARD = 2, MOST = 64 };
     int gpus[MOST];
+    char why[128];
     const int groups = o->groups > 0 ? o->groups : 1;
     if (o->backend && !strcmp(o->backend, "cpu")) return STANDARD;
-    const int n = (o->gpus ? read_gpus(o->gpus, gpus, MOST) : rank_backend_gpus()) / groups, most = o->gpus ? MAX_RANKS : STANDARD;
+    const int n = (o->gpus ? read_gpus(o->gpus, gpus, MOST) : count_gpus(why)) / groups, most = o->gpus ? MAX_RANKS : STANDARD;
     return n < 1 ? STANDARD : n < most ? n : most;
 }
 

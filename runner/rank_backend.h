@@ -33,7 +33,4 @@ int rank_backend_prefill_rows(const struct options *o);
 /* Ranks where --ranks says nothing: one for each of --gpus; else one for each GPU of a group, at most two; without GPUs two. */
 int rank_backend_ranks(const struct options *o);
 
-/* GPUs of this machine as the backend sees them; 0 without any or without the backend. */
-int rank_backend_gpus(void);
-
 #endif
