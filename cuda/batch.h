@@ -20,10 +20,11 @@ struct device_batch {
     int rows, decode_rows;                 /* decode rows and segments come first */
     int n_segments, n_decode_segments;
     int longest;                           /* positions of the longest sequence. Only op_attn_profile of it may shape a grid */
-    const int32_t *tokens;                 /* [rows], device memory as all below */
+    const int32_t *tokens;                 /* [rows], device memory as all below; t < 0: the token at left[-1 - t] */
     const struct device_row *row;          /* [rows] */
     const struct device_segment *segments; /* [n_segments] */
     const int32_t *tables;                 /* pages of 64 positions */
+    const int32_t *left;                   /* tokens, by earlier kernels: not to be read before pdl_wait */
 };
 
 #endif

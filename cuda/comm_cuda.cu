@@ -188,7 +188,7 @@ static enum rc cuda_all_gather_columns(struct comm *c, const float *mine_dev, in
     } else if (range_of_rank[0].count) {
         const size_t n_bytes = (size_t)range_of_rank[0].count * sizeof(float);
         cudaMemcpy2DAsync(out + range_of_rank[0].first, pitch, mine_dev, n_bytes, n_bytes, (size_t)rows,
-                          cudaMemcpyDeviceToHost, m->op.stream);
+                          cudaMemcpyDefault, m->op.stream);
     }
     return RC_OK;
 }

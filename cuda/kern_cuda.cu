@@ -30,6 +30,7 @@ enum {
     MAX_RECORDINGS = 128,
     DECODE_SEGMENTS = 64,
     DECODE_ROWS = DECODE_SEGMENTS * (KERN_MAX_DRAFTS + 1),
+    STAGES = KERN_MAX_DRAFTS + 2, /* batches of a round: passes of the MTP layer, and the step; with one to spare none waits for another */
     MIN_SM = 80,
 };
 
@@ -65,9 +66,10 @@ struct kern_cuda {
     int device;
     char numerics[32];
 
-    char *batch_host, *batch_dev; /* pinned staging and its copy */
-    size_t batch_bytes;
-    cudaEvent_t batch_copied;
+    char *stage[STAGES], *batch_dev; /* pinned staging of batches in turn, and the copy that kernels see */
+    cudaEvent_t stage_copied[STAGES];
+    size_t batch_bytes;              /* of each */
+    int next_stage;
     struct device_batch batch;
     int longest; /* positions of the batch's longest sequence */
 
@@ -424,29 +426,38 @@ static struct batch_layout layout_of(const struct kern_batch *b, size_t n_tables
 
 static int pages_of(const struct kern_segment *s) { return (s->position_first + s->rows - 1) / KV_PAGE_TOKENS + 1; }
 
+static void free_batch(struct kern_cuda *c)
+{
+    for (int i = 0; i < STAGES; i++) {
+        if (c->stage[i]) cudaFreeHost(c->stage[i]);
+        c->stage[i] = NULL;
+    }
+    if (c->batch_dev) cudaFree(c->batch_dev);
+    c->batch_dev = NULL;
+    c->batch_bytes = 0;
+}
+
 /* Staging and device block of at least so many bytes. */
 static bool grow_batch(struct kern_cuda *c, size_t n_bytes)
 {
     if (n_bytes <= c->batch_bytes) return true;
     keep_failure(c, cudaStreamSynchronize(c->context.stream), "growing the batch");
     forget_recordings(c);
-    cudaFreeHost(c->batch_host);
-    cudaFree(c->batch_dev);
-    c->batch_host = c->batch_dev = NULL;
-    c->batch_bytes = 0;
+    free_batch(c);
     n_bytes *= 2;
-    cudaError_t status = cudaHostAlloc((void **)&c->batch_host, n_bytes, cudaHostAllocDefault);
-    if (status == cudaSuccess) status = cudaMalloc((void **)&c->batch_dev, n_bytes);
+    cudaError_t status = cudaMalloc((void **)&c->batch_dev, n_bytes);
+    for (int i = 0; i < STAGES && status == cudaSuccess; i++)
+        status = cudaHostAlloc((void **)&c->stage[i], n_bytes, cudaHostAllocDefault);
     keep_failure(c, status, "growing the batch");
     if (status == cudaSuccess) c->batch_bytes = n_bytes;
     return status == cudaSuccess;
 }
 
-static void fill_batch(struct kern_cuda *c, const struct kern_batch *b, const struct batch_layout *l)
+static void fill_batch(struct kern_cuda *c, const struct kern_batch *b, const struct batch_layout *l, char *to)
 {
-    struct device_segment *segments = (struct device_segment *)c->batch_host;
-    struct device_row *row = (struct device_row *)(c->batch_host + l->row);
-    int32_t *tables = (int32_t *)(c->batch_host + l->tables);
+    struct device_segment *segments = (struct device_segment *)to;
+    struct device_row *row = (struct device_row *)(to + l->row);
+    int32_t *tables = (int32_t *)(to + l->tables);
     int n_tables = 0;
     for (int i = 0; i < b->n_segments; i++) {
         const struct kern_segment *s = &b->segments[i];
@@ -457,7 +468,7 @@ static void fill_batch(struct kern_cuda *c, const struct kern_batch *b, const st
         n_tables += pages;
         if (s->position_first + s->rows > c->longest) c->longest = s->position_first + s->rows;
     }
-    if (b->tokens) memcpy(c->batch_host + l->tokens, b->tokens, (size_t)kern_rows(b->rows) * sizeof *b->tokens);
+    if (b->tokens) memcpy(to + l->tokens, b->tokens, (size_t)kern_rows(b->rows) * sizeof *b->tokens);
 }
 
 static void begin(struct kern *k, const struct kern_batch *b)
@@ -467,11 +478,14 @@ static void begin(struct kern *k, const struct kern_batch *b)
     for (int i = 0; i < b->n_segments; i++) n_tables += b->segments[i].pages ? (size_t)pages_of(&b->segments[i]) : 0;
     const struct batch_layout l = layout_of(b, n_tables);
     if (!grow_batch(c, l.n_bytes)) return;
-    keep_failure(c, cudaEventSynchronize(c->batch_copied), "beginning a batch"); /* the staging is free again */
+    char *stage = c->stage[c->next_stage];
+    const cudaEvent_t copied = c->stage_copied[c->next_stage];
+    c->next_stage = (c->next_stage + 1) % STAGES;
+    keep_failure(c, cudaEventSynchronize(copied), "beginning a batch"); /* the stage is free again */
     c->longest = 0;
-    fill_batch(c, b, &l);
-    keep_failure(c, cudaMemcpyAsync(c->batch_dev, c->batch_host, l.n_bytes, cudaMemcpyHostToDevice, c->context.stream), "beginning a batch");
-    keep_failure(c, cudaEventRecord(c->batch_copied, c->context.stream), "beginning a batch");
+    fill_batch(c, b, &l, stage);
+    keep_failure(c, cudaMemcpyAsync(c->batch_dev, stage, l.n_bytes, cudaMemcpyHostToDevice, c->context.stream), "beginning a batch");
+    keep_failure(c, cudaEventRecord(copied, c->context.stream), "beginning a batch");
     c->batch.rows = kern_rows(b->rows);
     c->batch.decode_rows = b->rows.decode;
     c->batch.n_segments = b->n_segments;
@@ -479,6 +493,7 @@ static void begin(struct kern *k, const struct kern_batch *b)
     c->batch.segments = (const struct device_segment *)c->batch_dev;
     c->batch.row = (const struct device_row *)(c->batch_dev + l.row);
     c->batch.tokens = (const int32_t *)(c->batch_dev + l.tokens);
+    c->batch.left = b->tokens_dev;
     c->batch.tables = (const int32_t *)(c->batch_dev + l.tables);
     c->batch.longest = c->longest;
 }
@@ -555,10 +570,13 @@ static void linear(struct kern *k, const struct kern_weight *w, struct kern_spli
     struct kern_cuda *c = context(k);
     watch_start(c, LINEAR);
     const size_t pitch = (size_t)w->rows;
+    const bool beside = rows.decode && w->n_matrices == 2 &&
+                        op_linear_decode_beside(&c->context, &w->matrix[0], &w->matrix[1], x_act, rows.decode, y,
+                                                y + w->row_first[1], pitch);
     for (int i = 0; i < w->n_matrices; i++) {
         const struct device_matrix *m = &w->matrix[i];
         float *to = y + w->row_first[i];
-        if (rows.decode) op_linear_decode(&c->context, m, x_act, rows.decode, to, NULL, pitch);
+        if (rows.decode && !beside) op_linear_decode(&c->context, m, x_act, rows.decode, to, NULL, pitch);
         if (rows.prefill) op_linear_prefill(&c->context, m, x_act, rows, to + (size_t)rows.decode * pitch, pitch);
     }
     watch_stop(c);
@@ -609,6 +627,15 @@ static void best(struct kern *k, const float *logits, int rows, int n, int first
     NOTE(c, "best of %d rows x %d", rows, n);
 }
 
+static void best_tokens(struct kern *k, const struct kern_best *best_dev, int rows, int ranks, int32_t *tokens_dev, int32_t *tokens)
+{
+    struct kern_cuda *c = context(k);
+    watch_start(c, BEST);
+    op_best_tokens(&c->context, best_dev, rows, ranks, tokens_dev, tokens);
+    watch_stop(c);
+    NOTE(c, "tokens of %d rows", rows);
+}
+
 static void hash_rows(struct kern *k, const float *x, int rows, int n, uint64_t *out)
 {
     struct kern_cuda *c = context(k);
@@ -630,10 +657,10 @@ static void close_cuda(struct kern *k)
     if (c->attn.dev) cudaFree(c->attn.dev);
     if (c->gdn.dev) cudaFree(c->gdn.dev);
     if (c->best.dev) cudaFree(c->best.dev);
-    if (c->batch_host) cudaFreeHost(c->batch_host);
-    if (c->batch_dev) cudaFree(c->batch_dev);
+    free_batch(c);
     watch_close(&c->watch);
-    if (c->batch_copied) cudaEventDestroy(c->batch_copied);
+    for (int i = 0; i < STAGES; i++)
+        if (c->stage_copied[i]) cudaEventDestroy(c->stage_copied[i]);
     if (c->context.stream) cudaStreamDestroy(c->context.stream);
     free(c);
 }
@@ -718,6 +745,7 @@ static struct kern table_of(struct kern_cuda *c)
     t.linear_swiglu = linear_swiglu;
     t.swiglu_scratch_bytes = swiglu_scratch_bytes;
     t.best = best;
+    t.best_tokens = best_tokens;
     t.hash_rows = hash_rows;
     return t;
 }
@@ -733,7 +761,8 @@ static enum rc open_device(struct kern_cuda *c, struct err *e)
     cudaError_t status = cudaSetDevice(c->device);
     if (status == cudaSuccess) status = cudaGetDeviceProperties(&p, c->device);
     if (status == cudaSuccess) status = cudaStreamCreateWithFlags(&c->context.stream, cudaStreamNonBlocking);
-    if (status == cudaSuccess) status = cudaEventCreateWithFlags(&c->batch_copied, cudaEventDisableTiming);
+    for (int i = 0; i < STAGES && status == cudaSuccess; i++)
+        status = cudaEventCreateWithFlags(&c->stage_copied[i], cudaEventDisableTiming);
     if (status != cudaSuccess)
         return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "gpu_failed", "GPU %d cannot be used: %s", c->device, cudaGetErrorString(status));
     c->context.sm = p.major * 10 + p.minor;

@@ -38,6 +38,10 @@ struct device_matrix {
 /* act: the decode rows. y[row * pitch + r] for r < rows; of a matrix with two halves, the second at y2. pitch in floats. */
 void op_linear_decode(const struct op_context *c, const struct device_matrix *m, const void *act, int rows, float *y, float *y2,
                       size_t pitch);
+/* Two matrices of one act, the second a small one, as op_linear_decode writes them, bit for bit, but in one launch. False, and
+ * nothing was enqueued: not on this card, not of these, or not of so many rows. */
+bool op_linear_decode_beside(const struct op_context *c, const struct device_matrix *m, const struct device_matrix *beside,
+                             const void *act, int rows, float *y, float *y_beside, size_t pitch);
 /* The whole step's acts of m->rows / 2 columns: writes decode rows 0 .. split.decode of y_act. */
 void op_linear_decode_swiglu(const struct op_context *c, const struct device_matrix *m, const void *act, struct kern_split split,
                              void *y_act);

@@ -10,7 +10,7 @@
  *   ring    sm_90, counts known to the compiler: every warp copies its part of the next tiles into its own ring in shared
  *           memory (started before the predecessor has ended: weights do not depend on it), and keeps its part of x in
  *           registers. 16 warps with one segment each, or 8 warps with two, so that two blocks share a processor and the
- *           next kernel begins in whichever half is free first.
+ *           next kernel begins in whichever half is free first. A small matrix of the same x can go along in one launch.
  *   stream  sm_90, any shape, group scales, several planes: pieces of a few blocks travel through the rings, with their
  *           groups' scales; x is read again for every tile.
  *   plain   any card: loads straight from global memory. */
@@ -79,17 +79,15 @@ template <class S> __device__ __forceinline__ void ring_issue(struct ring_feed<S
     f->segment = 0, f->tile_at += f->walkers;
     f->tile += f->tile_step, f->next = f->tile;
 }
-#endif
 
-template <class S>
-__global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const __grid_constant__ struct linear_args a)
+/* A whole kernel, PDL included, as block `block` of `blocks`. */
+template <class S> __device__ __forceinline__ void ring_walk(const struct linear_args &a, unsigned block, unsigned blocks)
 {
-#if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t bars[S::WARPS * S::DEPTH + 2 * S::BUFFERS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int half = blockIdx.x & (a.halves - 1); /* no divisions here: the first copies wait for what is before them */
-    const int walker = blockIdx.x >> (a.halves - 1), walkers = gridDim.x >> (a.halves - 1);
+    const int half = block & (a.halves - 1); /* no divisions here: the first copies wait for what is before them */
+    const int walker = block >> (a.halves - 1), walkers = blocks >> (a.halves - 1);
     float4 *sums = (float4 *)shared;
     const uint8_t *ring = shared + S::BUFFERS * S::SUM_BYTES + warp * (S::DEPTH * S::PIECE * S::BYTES);
     const uint32_t ring_address = shared_address(ring), full = shared_address(bars + warp * S::DEPTH);
@@ -171,6 +169,29 @@ __global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const 
         __syncwarp();
         if (lane == 0) mbar_arrive(sums_free + 8 * done_buffer);
     }
+}
+#endif
+
+template <class S>
+__global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const __grid_constant__ struct linear_args a)
+{
+#if __CUDA_ARCH__ >= 900
+    ring_walk<S>(a, blockIdx.x, gridDim.x);
+#endif
+}
+
+/* Two matrices of one half each: a block for every tile of `beside`, the first ones, which start at once; the others are a's. */
+template <class S, class T>
+__global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP)
+    linear_ring_beside(const __grid_constant__ struct linear_args a, const __grid_constant__ struct linear_args beside)
+{
+    static_assert(S::WARPS == T::WARPS && T::SHARED_BYTES <= S::SHARED_BYTES, "the launch is that of S");
+#if __CUDA_ARCH__ >= 900
+    const unsigned first = beside.tiles;
+    if (blockIdx.x < first)
+        ring_walk<T>(beside, blockIdx.x, first);
+    else
+        ring_walk<S>(a, blockIdx.x - first, gridDim.x - first);
 #endif
 }
 
@@ -435,15 +456,35 @@ static dim3 walkers_grid(const struct linear_args *a, int blocks)
     return dim3((unsigned)((a->tiles < walkers ? a->tiles : walkers) * a->halves));
 }
 
+template <class S> static bool ring_takes(const struct linear_args *a)
+{
+    for (int h = 0; h < a->halves; h++)
+        if (a->plan[h].base != S::BLOCKS || (a->plan[h].extra != 0) != S::EXTRA) return false;
+    return true;
+}
+
 /* False: the matrix is of another shape. */
 template <class S> static bool launch_ring(const struct op_context *c, const struct linear_args *a)
 {
     static int fits[64];
-    for (int h = 0; h < a->halves; h++)
-        if (a->plan[h].base != S::BLOCKS || (a->plan[h].extra != 0) != S::EXTRA) return false;
-    if (!shared_fits((const void *)linear_ring<S>, S::SHARED_BYTES, fits)) return false;
+    if (!ring_takes<S>(a) || !shared_fits((const void *)linear_ring<S>, S::SHARED_BYTES, fits)) return false;
     op_launch(c, linear_ring<S>, walkers_grid(a, c->processors * S::PER_WARP), dim3(S::WARPS * 32),
               (size_t)S::SHARED_BYTES, *a);
+    return true;
+}
+
+/* Both have one half. False also where the blocks that go to `beside` would cost the others one more tile each: then a launch of
+ * its own takes no longer. */
+template <class S, class T>
+static bool launch_beside(const struct op_context *c, const struct linear_args *a, const struct linear_args *beside)
+{
+    static int fits[64];
+    const int most = c->processors * S::PER_WARP, left = most - beside->tiles;
+    if (!ring_takes<S>(a) || !ring_takes<T>(beside)) return false;
+    if (left <= 0 || (a->tiles - 1) / left != (a->tiles - 1) / most) return false;
+    if (!shared_fits((const void *)linear_ring_beside<S, T>, S::SHARED_BYTES, fits)) return false;
+    const dim3 grid(walkers_grid(a, left).x + (unsigned)beside->tiles);
+    op_launch(c, linear_ring_beside<S, T>, grid, dim3(S::WARPS * 32), (size_t)S::SHARED_BYTES, *a, *beside);
     return true;
 }
 
@@ -539,22 +580,39 @@ template <int FORMAT> static int run_pass(const struct op_context *c, struct lin
     return a->rows;
 }
 
-static void run_passes(const struct op_context *c, const struct device_matrix *m, const void *act, int rows,
-                       struct linear_args *a)
+/* Of the matrix and of x; rows and where the sums go are the caller's. */
+static struct linear_args matrix_args(const struct device_matrix *m, const void *act, int halves)
+{
+    struct linear_args a = {};
+    const int first_half = halves == 2 ? (m->blocks + 1) / 2 : m->blocks;
+    a.halves = halves;
+    a.blocks_dev = m->blocks_dev, a.blocks = m->blocks, a.planes = m->planes;
+    a.row_scale_dev = m->row_scale_dev;
+    for (int g = m->group; g > 1; g /= 2) a.group_log2++;
+    a.groups = block_groups(m->blocks, m->group), a.group_scale_dev = m->group_scale_dev,
+    a.group_min_dev = m->mins ? m->group_min_dev : NULL;
+    a.x = (const uint8_t *)act, a.x_pitch = (size_t)m->blocks * 128;
+    a.plan[0] = plan_half(0, first_half);
+    a.plan[1] = plan_half(first_half, m->blocks - first_half);
+    return a;
+}
+
+/* The sums themselves are the output. */
+static struct linear_args sums_args(const struct device_matrix *m, const void *act, float *y, float *y2, size_t pitch)
+{
+    struct linear_args a = matrix_args(m, act, m->halves);
+    a.outputs = m->rows;
+    a.tiles = (m->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    a.y[0] = y, a.y[1] = y2, a.y_pitch = pitch;
+    return a;
+}
+
+static void run_passes(const struct op_context *c, enum block_format format, int rows, struct linear_args *a)
 {
     static int (*const run[BLOCK_FORMATS])(const struct op_context *, struct linear_args *, int) = {
         run_pass<BLOCK_NVFP4>, run_pass<BLOCK_FP8>, run_pass<BLOCK_BF16>, run_pass<BLOCK_INT8>};
-    const int first_half = a->halves == 2 ? (m->blocks + 1) / 2 : m->blocks;
-    a->blocks_dev = m->blocks_dev, a->blocks = m->blocks, a->planes = m->planes;
-    a->row_scale_dev = m->row_scale_dev;
-    for (int g = m->group; g > 1; g /= 2) a->group_log2++;
-    a->groups = block_groups(m->blocks, m->group), a->group_scale_dev = m->group_scale_dev,
-    a->group_min_dev = m->mins ? m->group_min_dev : NULL;
-    a->x = (const uint8_t *)act, a->x_pitch = (size_t)m->blocks * 128;
-    a->plan[0] = plan_half(0, first_half);
-    a->plan[1] = plan_half(first_half, m->blocks - first_half);
     while (rows > 0) {
-        const int pass = run[m->format](c, a, rows);
+        const int pass = run[format](c, a, rows);
         a->x += pass * a->x_pitch;
         for (int h = 0; h < 2; h++) a->y[h] += a->y[h] ? pass * a->y_pitch : 0;
         a->act += a->act ? pass * a->act_pitch : 0;
@@ -565,19 +623,26 @@ static void run_passes(const struct op_context *c, const struct device_matrix *m
 void op_linear_decode(const struct op_context *c, const struct device_matrix *m, const void *act, int rows, float *y,
                       float *y2, size_t pitch)
 {
-    struct linear_args a = {};
-    a.halves = m->halves, a.outputs = m->rows;
-    a.tiles = (m->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    a.y[0] = y, a.y[1] = y2, a.y_pitch = pitch;
-    run_passes(c, m, act, rows, &a);
+    struct linear_args a = sums_args(m, act, y, y2, pitch);
+    run_passes(c, m->format, rows, &a);
+}
+
+bool op_linear_decode_beside(const struct op_context *c, const struct device_matrix *m, const struct device_matrix *beside,
+                             const void *act, int rows, float *y, float *y_beside, size_t pitch)
+{
+    if (c->sm < 90 || rows > PASS_ROWS || m->halves != 1 || beside->halves != 1) return false;
+    if (m->format != BLOCK_FP8 || m->group || beside->format != BLOCK_BF16 || beside->planes != 1) return false;
+    struct linear_args a = sums_args(m, act, y, NULL, pitch), b = sums_args(beside, act, y_beside, NULL, pitch);
+    a.rows = b.rows = rows;
+    return launch_beside<ring_shape<BLOCK_FP8, 5, 0, 1, 2, 0, 2>, ring_shape<BLOCK_BF16, 5, 0, 1, 2, 1, 5>>(c, &a, &b);
 }
 
 void op_linear_decode_swiglu(const struct op_context *c, const struct device_matrix *m, const void *act,
                              struct kern_split split, void *y_act)
 {
-    struct linear_args a = {};
-    a.halves = 1, a.outputs = m->rows / 2;
+    struct linear_args a = matrix_args(m, act, 1);
+    a.outputs = m->rows / 2;
     a.tiles = act_blocks(a.outputs) * ACT_BLOCK / 8; /* those of padding write the zeros behind the last column */
     a.act = (uint16_t *)y_act, a.act_pitch = (size_t)act_blocks(a.outputs) * ACT_BLOCK;
-    run_passes(c, m, act, split.decode, &a);
+    run_passes(c, m->format, split.decode, &a);
 }

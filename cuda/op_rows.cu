@@ -14,7 +14,8 @@ __global__ void embed_kernel(struct device_batch b, const void *table, bool bf16
 {
     pdl_go();
     pdl_wait();
-    const size_t from = (size_t)b.tokens[blockIdx.x] * (size_t)cols, to = (size_t)blockIdx.x * (size_t)cols;
+    const int32_t t = b.tokens[blockIdx.x];
+    const size_t from = (size_t)(t < 0 ? b.left[-1 - t] : t) * (size_t)cols, to = (size_t)blockIdx.x * (size_t)cols;
     for (int i = (int)threadIdx.x; i < cols; i += EMBED_THREADS)
         y[to + i] = bf16 ? __bfloat162float(((const __nv_bfloat16 *)table)[from + i]) : ((const float *)table)[from + i];
 }
@@ -156,6 +157,23 @@ void op_best(const struct op_context *c, const float *logits, int rows, int n, i
 {
     op_launch(c, best_kernel, dim3(OP_BEST_PARTS, (unsigned)rows), dim3(BEST_THREADS), 0, logits, n, first, allowed, scratch);
     op_launch(c, best_merge_kernel, dim3((unsigned)rows), dim3(OP_BEST_PARTS), 0, scratch, out);
+}
+
+__global__ void best_tokens_kernel(const struct kern_best *best, int rows, int ranks, int32_t *tokens, int32_t *tokens_host)
+{
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    pdl_go();
+    pdl_wait();
+    if (i >= rows) return;
+    struct kern_best b = best[i * ranks];
+    for (int r = 1; r < ranks; r++) b = better(b, best[i * ranks + r]);
+    tokens[i] = tokens_host[i] = b.id < 0 || b.id == KERN_NO_ID ? 0 : b.id;
+}
+
+void op_best_tokens(const struct op_context *c, const struct kern_best *best, int rows, int ranks, int32_t *tokens, int32_t *tokens_host)
+{
+    enum { THREADS = 32 };
+    op_launch(c, best_tokens_kernel, dim3((unsigned)(rows + THREADS - 1) / THREADS), dim3(THREADS), 0, best, rows, ranks, tokens, tokens_host);
 }
 
 __device__ __forceinline__ uint64_t mix64(uint64_t x)

@@ -14,6 +14,8 @@ void op_rms_norm(const struct op_context *c, const float *x, const float *w, str
 enum { OP_BEST_PARTS = 32 };
 void op_best(const struct op_context *c, const float *logits, int rows, int n, int first, const uint32_t *allowed,
              struct kern_best *scratch, struct kern_best *out);
+/* tokens: device memory; tokens_host: pinned. */
+void op_best_tokens(const struct op_context *c, const struct kern_best *best, int rows, int ranks, int32_t *tokens, int32_t *tokens_host);
 void op_hash_rows(const struct op_context *c, const float *x, int rows, int n, uint64_t *out);
 
 #endif

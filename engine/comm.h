@@ -21,7 +21,7 @@ struct comm {
     bool (*all_reduce_add_norm)(struct comm *c, const void *partial, struct kern_split rows, int width, float *residual_dev,
                                 const float *norm_dev, float eps, void *y_act);
     /* out[row][range[r].first ..] = rank r's mine[row][range[r].count], for all ranks r. row_width: floats of a row of out.
-     * out: from the backend's host_alloc, filled when the backend's finish has returned. */
+     * out: from the backend's host_alloc, filled when the backend's finish has returned, or from its buffer_alloc. */
     enum rc (*all_gather_columns)(struct comm *c, const float *mine_dev, int rows, const struct range *range_of_rank,
                                   int row_width, float *out, struct err *e);
     /* Waits on the host until every rank has come here. */

@@ -134,15 +134,18 @@ static bool must_catch_up(const struct engine *e, const struct plan_segment *p, 
     return p->kind == PLAN_PREFILL ? kept > 0 : kept + p->rows > KERN_MAX_DRAFTS + 1;
 }
 
-/* The draft that stands at `number` (from 1) of each of the batch's first n segments, from the picks' logits. Penalties are those
- * of the tokens accepted so far. Logits that are not finite give token 0, which the target will refuse. */
-static enum rc pick_drafts(struct engine *e, int n, int number, struct err *err)
+/* The draft that stands at `number` (from 1) of each of the batch's first n segments. Where no sequence needs logits nobody waits:
+ * tokens stand for what the pass will leave behind. Penalties are those of the tokens accepted so far. Logits that are not finite
+ * give token 0, which the target will refuse. */
+static enum rc pick_drafts(struct engine *e, const struct mtp_batch *b, int n, int number, struct err *err)
 {
     for (int i = 0; i < n; i++) {
         int planned = e->mtp_work.planned[i];
         const struct sequence *s = e->work[planned].sequence;
         int32_t *draft = &e->batch_tokens[e->segments[planned].row_first + number];
-        enum rc rc = engine_pick(e, s, s->computed + number, model_forward_mtp_best(e->forward, i),
+        *draft = model_forward_draft_token(b->draft_first + i);
+        if (!b->rows.logits) continue;
+        enum rc rc = engine_pick(e, s, s->computed + number, model_forward_draft(e->forward, b->draft_first + i),
                                  model_forward_mtp_logits(e->forward, i), draft, err);
         if (rc != RC_OK) return rc;
         if (*draft < 0) *draft = 0;
@@ -150,11 +153,18 @@ static enum rc pick_drafts(struct engine *e, int n, int number, struct err *err)
     return RC_OK;
 }
 
+void engine_draft_settle(struct engine *e, int rows)
+{
+    for (int i = 0; i < rows; i++)
+        if (e->batch_tokens[i] < 0) e->batch_tokens[i] = model_forward_draft(e->forward, -1 - e->batch_tokens[i]);
+}
+
 /* Draft number + 1 of the sequences that want one, which are the first of the batch before. */
 static enum rc chain(struct engine *e, int n, int number, struct err *err)
 {
     struct mtp_work *w = &e->mtp_work;
     struct mtp_batch b = new_batch(e, MTP_HIDDEN_CHAINED);
+    b.draft_first = number * e->o.active;
     for (int i = 0; i < n; i++) {
         int planned = w->planned[i];
         w->tokens[i] = e->batch_tokens[e->segments[planned].row_first + number];
@@ -164,7 +174,7 @@ static enum rc chain(struct engine *e, int n, int number, struct err *err)
     }
     b.rows.n_picks = n;
     enum rc rc = run_batch(e, &b, err);
-    return rc == RC_OK ? pick_drafts(e, n, number + 1, err) : rc;
+    return rc == RC_OK ? pick_drafts(e, &b, n, number + 1, err) : rc;
 }
 
 /* Sequences with more drafts come first, so that those which chain on are always the first picks. */
@@ -184,7 +194,7 @@ static enum rc draft_by_mtp(struct engine *e, struct err *err)
         if (e->plan.segments[i].source != DRAFT_MTP && must_catch_up(e, &e->plan.segments[i], e->work[i].sequence))
             rc = add_kept(e, &b, (int)i, false, err);
     if (rc == RC_OK && b.rows.batch.n_segments) rc = run_batch(e, &b, err);
-    if (rc == RC_OK) rc = pick_drafts(e, n_with[1], 1, err);
+    if (rc == RC_OK) rc = pick_drafts(e, &b, n_with[1], 1, err);
     for (int number = 1; rc == RC_OK && n_with[number + 1]; number++) rc = chain(e, n_with[number + 1], number, err);
     return rc;
 }

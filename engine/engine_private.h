@@ -86,8 +86,11 @@ enum rc engine_stuck(struct err *err, const char *what);
 
 /* Rank 0: how many drafts the sequence's next round should have, and from where. decoding: sequences that decode with it. */
 void engine_draft_want(struct engine *e, struct sequence *s, int decoding, struct plan_sequence *out);
-/* Before the target's rows: writes the planned drafts into batch_tokens, and brings MTP rows up to date where they must be. */
+/* Before the target's rows: writes the planned drafts into batch_tokens, those still being computed as model_forward_draft_token, and
+ * brings MTP rows up to date where they must be. */
 enum rc engine_draft(struct engine *e, struct err *err);
+/* After the forward pass: drafts in the first rows of batch_tokens become known. */
+void engine_draft_settle(struct engine *e, int rows);
 /* Rank 0, after a round: what its drafts were worth. */
 void engine_draft_note(struct engine *e, struct sequence *s, const struct plan_segment *p, int accepted);
 /* After the commit: the MTP rows of the step's prompt rows, save each segment's last, whose hidden row is kept. */

@@ -410,6 +410,7 @@ enum rc engine_step(struct engine *e, struct err *err)
     if (rc == RC_OK) rc = make_batch(e, &b, err);
     if (rc == RC_OK) rc = engine_draft(e, err);
     if (rc == RC_OK && kern_rows(b.batch.rows)) rc = model_forward_step(e->forward, &b, err);
+    if (rc == RC_OK) engine_draft_settle(e, b.batch.rows.decode);
     if (rc == RC_OK) rc = sample(e, err);
     if (rc == RC_OK) {
         struct lockstep_record r = make_record(e, &b.batch);

@@ -26,3 +26,11 @@ bool kv_format_parse(const char *name, enum kv_format *out)
     }
     return false;
 }
+
+struct kern_best kern_best_of(const struct kern_best *of_rank, int ranks)
+{
+    struct kern_best b = of_rank[0];
+    for (int r = 1; r < ranks && b.id >= 0; r++) /* an equal logit of a later rank, whose ids are higher, loses */
+        if (of_rank[r].id < 0 || of_rank[r].logit > b.logit) b = of_rank[r];
+    return b;
+}

@@ -81,10 +81,11 @@ struct kern_segment {
 };
 /* The rows of a step or of a pass of the MTP layer. Decode rows and segments come first; a decode segment has 1 + drafts rows. */
 struct kern_batch {
-    const int32_t *tokens; /* [rows], each within the table; NULL where embed is not called */
+    const int32_t *tokens; /* [rows], each within the table; NULL where embed is not called. t < 0: the token at tokens_dev[-1 - t] */
     struct kern_split rows;
     const struct kern_segment *segments;
     int n_segments, n_decode_segments;
+    const int32_t *tokens_dev; /* tokens that operations before this batch leave behind; NULL where there are none */
 };
 static inline int kern_rows(struct kern_split s) { return s.decode + s.prefill; }
 
@@ -143,6 +144,8 @@ struct kern_best {
     int32_t id;
 };
 #define KERN_NO_ID INT32_MAX
+/* The best of a row whose logits are dealt to ranks, in the order of their ids. */
+struct kern_best kern_best_of(const struct kern_best *of_rank, int ranks);
 
 /* What a family of operations took. */
 struct kern_time {
@@ -265,6 +268,10 @@ struct kern {
      * a logit counts. */
     void (*best)(struct kern *k, const float *logits_dev, int rows, int n, int first, const uint32_t *allowed_dev,
                  struct kern_best *out_dev);
+
+    /* Of each row i the token of kern_best_of best_dev[i][0 .. ranks), 0 where there is none (id -1 or KERN_NO_ID), to tokens_dev[i],
+     * and to tokens[i], which is from host_alloc and there after finish. */
+    void (*best_tokens)(struct kern *k, const struct kern_best *best_dev, int rows, int ranks, int32_t *tokens_dev, int32_t *tokens);
 
     /* out_dev[i] = a 64-bit hash of the bytes of row i; the same function at any place and time. */
     void (*hash_rows)(struct kern *k, const float *x_dev, int rows, int n, uint64_t *out_dev);

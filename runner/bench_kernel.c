@@ -162,7 +162,8 @@ static enum rc bench_attention(struct kernels *b, int context, int rows, bool pr
     for (int i = 0; i < n_pages; i++) pages[i] = (int32_t)(((int64_t)i * 7919) % n_pages);
     enum rc rc = k->buffer_alloc(k, kv.page_bytes * (size_t)n_pages, &kv.base_dev, e);
     const struct kern_segment s = {0, rows, context - rows, pages, 0};
-    const struct kern_batch batch = {NULL, prefill ? (struct kern_split){0, rows} : (struct kern_split){rows, 0}, &s, 1, !prefill};
+    const struct kern_batch batch = {.rows = prefill ? (struct kern_split){0, rows} : (struct kern_split){rows, 0},
+                                     .segments = &s, .n_segments = 1, .n_decode_segments = !prefill};
     double us = 0;
     if (rc == RC_OK) {
         k->begin(k, &batch);
@@ -210,7 +211,8 @@ static enum rc bench_gdn(struct kernels *b, int rows, bool prefill, struct err *
     c.memory.state_dev = states;
     c.memory.replay_dev = replay;
     const struct kern_segment s = {0, rows, 0, NULL, 0};
-    const struct kern_batch batch = {NULL, prefill ? (struct kern_split){0, rows} : (struct kern_split){rows, 0}, &s, 1, !prefill};
+    const struct kern_batch batch = {.rows = prefill ? (struct kern_split){0, rows} : (struct kern_split){rows, 0},
+                                     .segments = &s, .n_segments = 1, .n_decode_segments = !prefill};
     double us = 0;
     if (rc == RC_OK) {
         k->begin(k, &batch);

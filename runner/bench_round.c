@@ -3,7 +3,7 @@
  * A round is a step in which every sequence decodes: drafts, their check, sampling, the lockstep record, everything. The first
  * WARM rounds are not counted (a backend records what it sees for the second time), the next TIMED ones are made operation by
  * operation to see what each family takes, which is slower than a replayed round; all that follow are counted, and the median is
- * given. */
+ * given. The prompts' operations are timed as they run: nothing of them is replayed anyway. */
 #include "bench_round.h"
 
 #include <inttypes.h>
@@ -32,6 +32,7 @@ static enum rc read_as_rank(const struct options *o, struct bench_rank *out, str
     } else if (ranks != 1) {
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_value", "this benchmark runs one rank: give --ranks 1, or --as-rank R/N");
     }
+    out->options.prefill_rows = rank_backend_prefill_rows(o);
     out->rank = rank;
     out->solo = ranks > 1;
     out->options.ranks = 1; /* of processes; one card is chosen */
@@ -90,15 +91,26 @@ void bench_rank_close(struct bench_rank *b)
 
 /* ---- rounds ---- */
 
+struct breakdown {
+    struct kern_time family[MAX_FAMILIES];
+    int families; /* 0: this backend cannot tell */
+};
+
 struct rounds {
     double us[MAX_ROUNDS];
     int n;
     double load_s, prefill_us;
-    uint64_t tokens;  /* of the counted rounds */
-    struct kern_time family[MAX_FAMILIES];
-    int families;
+    uint64_t tokens;                 /* of the counted rounds */
+    struct breakdown prompts, timed; /* all prompts; TIMED rounds */
     struct engine_sizes sizes;
 };
+
+static void take_times(struct kern *k, struct breakdown *out)
+{
+    if (!k->measure) return;
+    out->families = k->times(k, out->family, MAX_FAMILIES);
+    k->measure(k, false);
+}
 
 static enum rc submit_all(struct engine *engine, const struct options *o, const int32_t *prompt, struct err *e)
 {
@@ -126,19 +138,19 @@ static enum rc run_rounds(struct bench_rank *b, struct engine *engine, struct ro
     const uint64_t prompts = (uint64_t)(b->options.bench_sequences * b->options.bench_prompt);
     const int64_t start_us = clock_now_us();
     enum rc rc = RC_OK;
+    if (k->measure) k->measure(k, true);
     while (rc == RC_OK && engine_stats_of(engine).prefill_rows < prompts) {
         struct engine_event v;
         rc = engine_step(engine, e);
         if (rc == RC_OK && engine_next_event(engine, &v))
             rc = err_set(e, RC_BAD_INPUT, EXIT_USAGE, "nothing_measured", "a sequence ended while others' prompts were computed; give more --tokens");
     }
+    if (rc == RC_OK) rc = k->finish(k, e); /* the MTP layer's rows may still be computed */
     r->prefill_us = (double)(clock_now_us() - start_us);
+    take_times(k, &r->prompts);
     for (int i = 0; rc == RC_OK && all_run(engine) && r->n < MAX_ROUNDS; i++) {
         if (k->measure && i == WARM) k->measure(k, true);
-        if (k->measure && i == WARM + TIMED) {
-            r->families = k->times(k, r->family, MAX_FAMILIES);
-            k->measure(k, false);
-        }
+        if (i == WARM + TIMED) take_times(k, &r->timed);
         const uint64_t before = engine_stats_of(engine).tokens;
         const int64_t round_us = clock_now_us();
         rc = engine_step(engine, e);
@@ -198,10 +210,13 @@ static struct summary summarize(const struct bench_rank *b, struct rounds *r)
 
 static void print_families_text(const struct bench_rank *b, const struct rounds *r, const struct summary *s)
 {
-    if (!r->families) return;
+    if (!r->timed.families) return;
+    printf("  prompts, by operation:              ms     calls\n");
+    for (int i = 0; i < r->prompts.families; i++)
+        printf("    %-22s %12.1f %9" PRIu64 "\n", r->prompts.family[i].family, r->prompts.family[i].us / 1e3, r->prompts.family[i].calls);
     printf("  one operation at a time:     us a round     calls       MiB  share of %.0f GB/s\n", b->read_bytes_per_s / 1e9);
-    for (int i = 0; i < r->families; i++) {
-        const struct kern_time *t = &r->family[i];
+    for (int i = 0; i < r->timed.families; i++) {
+        const struct kern_time *t = &r->timed.family[i];
         const double us = t->us / TIMED, bytes = family_bytes(b, r, t->family, s->passes);
         printf("    %-22s %12.1f %9.1f", t->family, us, (double)t->calls / TIMED);
         if (bytes > 0) printf(" %9.1f %8.0f%%", bytes / 1048576, bytes / us * 1e8 / b->read_bytes_per_s);
@@ -228,9 +243,11 @@ static void print_csv(const struct bench_rank *b, const struct rounds *r, const 
     const struct options *o = &b->options;
     printf("what,us,calls,bytes,share_of_read_rate\n");
     printf("prefill of %" PRId64 " tokens,%.0f,1,,\n", o->bench_sequences * o->bench_prompt, r->prefill_us);
+    for (int i = 0; i < r->prompts.families; i++)
+        printf("\"prefill: %s\",%.0f,%" PRIu64 ",,\n", r->prompts.family[i].family, r->prompts.family[i].us, r->prompts.family[i].calls);
     printf("round,%.1f,1,,\n", s->median_us);
-    for (int i = 0; i < r->families; i++) {
-        const struct kern_time *t = &r->family[i];
+    for (int i = 0; i < r->timed.families; i++) {
+        const struct kern_time *t = &r->timed.family[i];
         const double us = t->us / TIMED, bytes = family_bytes(b, r, t->family, s->passes);
         printf("\"%s\",%.1f,%.1f,%.0f,%.3f\n", t->family, us, (double)t->calls / TIMED, bytes, bytes / us * 1e6 / b->read_bytes_per_s);
     }
@@ -244,11 +261,15 @@ static void print_json(const struct bench_rank *b, const struct rounds *r, const
            "\"tokens_a_round\":%.3f,\"tokens_per_s\":%.2f,\"read_bytes_per_s\":%.0f,\"families\":[",
            b->kern->numerics, o->bench_as ? o->bench_as : "0/1", o->kv, o->spec, o->bench_prompt, o->bench_sequences, r->load_s,
            r->prefill_us / 1e6, s->prefill_per_s, s->median_us / 1e3, r->n, s->tokens_a_round, s->tokens_per_s, b->read_bytes_per_s);
-    for (int i = 0; i < r->families; i++) {
-        const struct kern_time *t = &r->family[i];
+    for (int i = 0; i < r->timed.families; i++) {
+        const struct kern_time *t = &r->timed.family[i];
         printf("%s{\"family\":\"%s\",\"us\":%.1f,\"calls\":%.1f,\"bytes\":%.0f}", i ? "," : "", t->family, t->us / TIMED,
                (double)t->calls / TIMED, family_bytes(b, r, t->family, s->passes));
     }
+    printf("],\"prefill_families\":[");
+    for (int i = 0; i < r->prompts.families; i++)
+        printf("%s{\"family\":\"%s\",\"us\":%.0f,\"calls\":%" PRIu64 "}", i ? "," : "", r->prompts.family[i].family, r->prompts.family[i].us,
+               r->prompts.family[i].calls);
     printf("]}\n");
 }
 

@@ -80,7 +80,7 @@ static void print_ranks(const struct options *o, const struct model_file *m, con
 {
     struct model_memory_options mo = {.mtp = c->mtp,
                                       .weights = strcmp(o->weights, "w8") ? KERN_WEIGHTS_NATIVE : KERN_WEIGHTS_W8,
-                                      .rows = (o->prefill_rows ? o->prefill_rows : ENGINE_PREFILL_ROWS) + o->active * (1 + o->drafts),
+                                      .rows = rank_backend_prefill_rows(o) + o->active * (1 + o->drafts),
                                       .picks = o->active * (1 + o->drafts)};
     kv_format_parse(o->kv, &mo.kv);
     printf("\n%d rank%s, keys and values for %" PRId64 " tokens as %s, %d sequence%s at once, weights %s:\n", p->ranks,

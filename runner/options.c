@@ -81,7 +81,7 @@ static const struct option_row rows[] = {
      "pays. Never changes an answer."},
     {"drafts", "K", OPTION_INT, AT(drafts), 1, KERN_MAX_DRAFTS, NULL, "3", MODEL_USERS,
      "Most drafts that one round checks."},
-    {"prefill-rows", "ROWS", OPTION_INT, AT(prefill_rows), 0, 8192, NULL, "512", MODEL_USERS,
+    {"prefill-rows", "ROWS", OPTION_INT, AT(prefill_rows), 0, 8192, NULL, "512; 2048 on GPUs", MODEL_USERS,
      "Prompt tokens computed in one step, a multiple of 64."},
     {"backend", "NAME", OPTION_WORD, AT(backend), 0, 0, "auto|cpu|cuda", "auto", " run bench model ",
      "Where the model is computed. auto: on GPUs where there is one for every rank, else on the CPU."},

@@ -74,7 +74,7 @@ struct rank_args rank_args_make(const struct options *o, int group, int rank)
                     .gpus = o->gpus, .sum_path = o->sum_path, .no_graphs = o->no_graphs,
                     .ranks = o->ranks, .groups = o->groups, .threads = o->threads > 0 ? o->threads : share_of_cores(o), .active = o->active,
                     .context = o->context, .kv_tokens = o->kv_tokens, .kv = o->kv, .weights = o->weights,
-                    .spec = o->spec, .drafts = o->drafts, .prefill_rows = o->prefill_rows ? o->prefill_rows : rank_backend_prefill_rows(o),
+                    .spec = o->spec, .drafts = o->drafts, .prefill_rows = rank_backend_prefill_rows(o),
                     .trace = o->trace, .quiet = o->quiet, .fault = o->fault},
         .rank = rank,
         .group = group,

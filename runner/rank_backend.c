@@ -197,5 +197,6 @@ int rank_backend_prefill_rows(const struct options *o)
 {
     enum { CUDA_PREFILL_ROWS = 2048 };
     struct rank_backend b;
-    return rank_backend_choose(o, 0, &b, NULL) == RC_OK && b.cuda ? CUDA_PREFILL_ROWS : 0;
+    if (o->prefill_rows) return o->prefill_rows;
+    return rank_backend_choose(o, 0, &b, NULL) == RC_OK && b.cuda ? CUDA_PREFILL_ROWS : ENGINE_PREFILL_ROWS;
 }

@@ -27,7 +27,7 @@ enum rc rank_backend_open(const struct options *o, int group, int rank, struct s
 enum rc rank_backend_open_alone(const struct options *o, int rank, int ranks, struct segment *segment, struct kern **kern,
                                 struct comm **comm, struct err *e);
 
-/* Prompt rows of a step where --prefill-rows says nothing: what fills the backend, 0: the engine's choice. */
+/* Prompt rows of a step: what --prefill-rows says, else what fills the backend. */
 int rank_backend_prefill_rows(const struct options *o);
 
 /* Ranks where --ranks says nothing: one for each of --gpus; else one for each GPU of a group, at most two; without GPUs two. */

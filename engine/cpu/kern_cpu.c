@@ -271,12 +271,18 @@ static enum rc finish(struct kern *k, struct err *e)
 
 static void begin(struct kern *k, const struct kern_batch *b) { context(k)->batch = *b; }
 
+static int32_t token_of(const struct kern_batch *b, int row)
+{
+    const int32_t t = b->tokens[row];
+    return t < 0 ? b->tokens_dev[-1 - t] : t;
+}
+
 static void embed(struct kern *k, const struct kern_table *t, float *y)
 {
     const struct kern_batch *b = &context(k)->batch;
     const size_t cols = (size_t)t->matrix.cols;
     for (int r = 0; r < kern_rows(b->rows); r++)
-        quant_matrix_decode(&t->matrix, (uint64_t)b->tokens[r], 0, cols, y + (size_t)r * cols);
+        quant_matrix_decode(&t->matrix, (uint64_t)token_of(b, r), 0, cols, y + (size_t)r * cols);
 }
 
 /* An act is rows of float32. */
@@ -437,6 +443,15 @@ static void best(struct kern *k, const float *logits, int rows, int n, int first
     }
 }
 
+static void best_tokens(struct kern *k, const struct kern_best *best_dev, int rows, int ranks, int32_t *tokens_dev, int32_t *tokens)
+{
+    (void)k;
+    for (int i = 0; i < rows; i++) {
+        const int32_t id = kern_best_of(best_dev + (size_t)i * (size_t)ranks, ranks).id;
+        tokens_dev[i] = tokens[i] = id < 0 || id == KERN_NO_ID ? 0 : id;
+    }
+}
+
 static void hash_rows(struct kern *k, const float *x, int rows, int n, uint64_t *out)
 {
     (void)k;
@@ -528,6 +543,7 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
                              .linear_swiglu = linear_swiglu,
                              .swiglu_scratch_bytes = swiglu_scratch_bytes,
                              .best = best,
+                             .best_tokens = best_tokens,
                              .hash_rows = hash_rows};
     *out = &c->table;
     return RC_OK;

@@ -287,7 +287,9 @@ enum rc forward_run(struct model_forward *f, const struct forward_batch *b, uint
                     enum rc (*operations)(struct model_forward *, const struct forward_batch *, struct err *), struct err *e)
 {
     struct kern *k = f->o.kern;
-    k->begin(k, &b->batch);
+    struct kern_batch batch = b->batch;
+    batch.tokens_dev = f->drafts_dev;
+    k->begin(k, &batch);
     if (!is_recorded(f, b)) return operations(f, b, e);
     if (k->record(k, recording_key(b, pass))) return RC_OK;
     enum rc rc = operations(f, b, e);
@@ -374,23 +376,16 @@ void forward_head(struct model_forward *f, const float *x_dev, const float *norm
     k->best(k, f->pick_logits_dev, n, vocab.count, vocab.first, f->allowed_dev, f->best_dev);
 }
 
-enum rc forward_gather_head(struct model_forward *f, int n, struct kern_best *best, float *logits, struct err *e)
+enum rc forward_gather_best(struct model_forward *f, int n, struct kern_best *best, struct err *e)
 {
     struct comm *c = f->o.comm;
-    if (!n) return RC_OK;
-    enum rc rc = c->all_gather_columns(c, (const float *)(const void *)f->best_dev, n, f->best_of_rank, 2 * c->ranks,
-                                       (float *)(void *)best, e);
-    if (rc != RC_OK || !logits) return rc;
-    return c->all_gather_columns(c, f->pick_logits_dev, n, f->vocab_of_rank, f->o.config->vocab, logits, e);
+    return c->all_gather_columns(c, (const float *)(const void *)f->best_dev, n, f->best_of_rank, 2 * c->ranks, (float *)(void *)best, e);
 }
 
-int32_t forward_best_of(const struct model_forward *f, const struct kern_best *best, int pick)
+enum rc forward_gather_logits(struct model_forward *f, int n, float *logits, struct err *e)
 {
-    const struct kern_best *of_rank = best + (size_t)pick * (size_t)f->o.comm->ranks;
-    struct kern_best b = of_rank[0];
-    for (int r = 1; r < f->o.comm->ranks && b.id >= 0; r++) /* ranks ascend with ids: an equal logit of a later one loses */
-        if (of_rank[r].id < 0 || of_rank[r].logit > b.logit) b = of_rank[r];
-    return b.id == KERN_NO_ID ? -1 : b.id;
+    struct comm *c = f->o.comm;
+    return c->all_gather_columns(c, f->pick_logits_dev, n, f->vocab_of_rank, f->o.config->vocab, logits, e);
 }
 
 const float *forward_picked(struct model_forward *f, const int *picks, int n)
@@ -447,7 +442,8 @@ enum rc model_forward_step(struct model_forward *f, const struct forward_batch *
     if (rc != RC_OK) return rc;
     bool logits = b->logits || f->o.trace;
     rc = forward_run(f, b, PASS_STEP, step_operations, e);
-    if (rc == RC_OK) rc = forward_gather_head(f, b->n_picks, f->best, logits ? f->logits : NULL, e);
+    if (rc == RC_OK && b->n_picks) rc = forward_gather_best(f, b->n_picks, f->best, e);
+    if (rc == RC_OK && b->n_picks && logits) rc = forward_gather_logits(f, b->n_picks, f->logits, e);
     k->fetch(k, f->row_hashes, f->row_hashes_dev, (size_t)kern_rows(b->batch.rows) * sizeof *f->row_hashes);
     if (f->o.trace) k->fetch(k, f->hidden_hashes, f->hidden_hashes_dev, (size_t)b->n_picks * sizeof *f->hidden_hashes);
     if (rc == RC_OK) rc = k->finish(k, e);
@@ -463,7 +459,11 @@ float *model_forward_logits(struct model_forward *f, int pick)
     return f->logits + (size_t)pick * (size_t)f->o.config->vocab;
 }
 
-int32_t model_forward_best(const struct model_forward *f, int pick) { return forward_best_of(f, f->best, pick); }
+int32_t model_forward_best(const struct model_forward *f, int pick)
+{
+    const int32_t id = kern_best_of(f->best + (size_t)pick * (size_t)f->o.comm->ranks, f->o.comm->ranks).id;
+    return id == KERN_NO_ID ? -1 : id;
+}
 
 uint64_t model_forward_hidden_hash(const struct model_forward *f, int pick) { return f->hidden_hashes[pick]; }
 

@@ -37,7 +37,7 @@ enum rc model_forward_open(const struct model_forward_options *o, struct model_f
 void model_forward_close(struct model_forward *f);
 
 struct forward_batch {
-    struct kern_batch batch; /* row_first of segments: relative to the batch */
+    struct kern_batch batch; /* row_first of segments: relative to the batch. A token may be model_forward_draft_token(i): draft i */
     const int *picks;        /* rows that want logits; of a batch of decode rows alone all of them, in order */
     int n_picks;
     bool logits;             /* picks' logits are wanted on the host, not only the best of them */
@@ -87,11 +87,16 @@ struct mtp_batch {
         MTP_HIDDEN_CHAINED /* row i uses the MTP's own output of pick source[i] of the last model_forward_mtp */
     } hidden;
     const int *source;     /* [rows]; not of MTP_HIDDEN_KEPT */
+    int draft_first;       /* the best token of pick i becomes draft draft_first + i, below max_picks * KERN_MAX_DRAFTS */
 };
-/* Picks get draft logits, below. */
+/* Where rows.logits asks for logits, waits until they and the drafts are there; otherwise only enqueues, and errors are found by the
+ * next call that waits. */
 enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, struct err *e);
 float *model_forward_mtp_logits(struct model_forward *f, int pick); /* as model_forward_logits */
-int32_t model_forward_mtp_best(const struct model_forward *f, int pick);
+/* Draft i, once a later call has waited: 0 where logits that count were not finite. */
+int32_t model_forward_draft(const struct model_forward *f, int i);
+/* What stands for draft i in a batch while nobody has waited for it. */
+static inline int32_t model_forward_draft_token(int i) { return -1 - i; }
 
 /* ---- pages ---- */
 

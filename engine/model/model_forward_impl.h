@@ -42,7 +42,8 @@ struct model_forward {
     void *mtp_pair_act;     /* [max_rows] of 2 hidden: embedding, hidden */
     float *mtp_out_dev;     /* [max_picks][hidden] the MTP's own output of its last picks */
     float *mtp_logits;      /* host [max_picks][vocab] */
-    struct kern_best *mtp_best; /* host [max_picks][ranks] */
+    struct kern_best *mtp_best_dev; /* [max_picks][ranks] gathered, NULL for one rank */
+    int32_t *drafts_dev, *drafts; /* [max_picks * KERN_MAX_DRAFTS]; drafts: host */
 };
 
 /* One zeroed work buffer of rows, NULL for an empty one. */
@@ -67,11 +68,10 @@ enum rc forward_layer(struct model_forward *f, const struct forward_batch *b, in
 void forward_norm(struct model_forward *f, const struct forward_batch *b, const float *norm_dev);
 /* Norms rows [n] to normed_dev and turns them into this rank's part of the logits and the best of it. */
 void forward_head(struct model_forward *f, const float *x_dev, const float *norm_dev, int n, float *normed_dev);
-/* After it, outside of a recording: everybody's best [n][ranks], and everybody's logits [n][vocab] unless NULL, in host memory, there
+/* After it, outside of a recording: everybody's best [n][ranks], to the host or not; everybody's logits [n][vocab] to the host, there
  * once finish has returned. */
-enum rc forward_gather_head(struct model_forward *f, int n, struct kern_best *best, float *logits, struct err *e);
-/* Of all ranks' best of a row. */
-int32_t forward_best_of(const struct model_forward *f, const struct kern_best *best, int pick);
+enum rc forward_gather_best(struct model_forward *f, int n, struct kern_best *best, struct err *e);
+enum rc forward_gather_logits(struct model_forward *f, int n, float *logits, struct err *e);
 
 /* The MTP's buffers; the others are model_forward_open's. */
 enum rc model_mtp_open(struct model_forward *f, struct err *e);

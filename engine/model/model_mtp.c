@@ -15,7 +15,8 @@
 enum rc model_mtp_open(struct model_forward *f, struct err *e)
 {
     size_t rows = (size_t)f->o.max_rows, picks = (size_t)f->o.max_picks, hidden = (size_t)f->o.config->hidden;
-    void *logits = NULL, *best = NULL;
+    const size_t draft_bytes = picks * KERN_MAX_DRAFTS * sizeof *f->drafts, ranks = (size_t)f->o.partition->ranks;
+    void *logits = NULL, *best = NULL, *drafts_dev = NULL, *drafts = NULL;
     enum rc rc = forward_alloc(f, rows, hidden, &f->normed_dev, e);
     if (rc == RC_OK) rc = forward_alloc(f, rows, hidden, &f->mtp_hidden_dev, e);
     if (rc == RC_OK) rc = forward_alloc(f, rows, hidden, &f->mtp_embedding_dev, e);
@@ -23,9 +24,13 @@ enum rc model_mtp_open(struct model_forward *f, struct err *e)
     if (rc == RC_OK)
         rc = forward_alloc_bytes(f, f->o.kern->act_bytes(f->o.max_rows, 2 * f->o.config->hidden), &f->mtp_pair_act, e);
     if (rc == RC_OK) rc = forward_alloc_host(f, picks * (size_t)f->o.config->vocab * sizeof *f->mtp_logits, &logits, e);
-    if (rc == RC_OK) rc = forward_alloc_host(f, picks * (size_t)f->o.partition->ranks * sizeof *f->mtp_best, &best, e);
+    if (rc == RC_OK && ranks > 1) rc = forward_alloc_bytes(f, picks * ranks * sizeof *f->mtp_best_dev, &best, e);
+    if (rc == RC_OK) rc = forward_alloc_bytes(f, draft_bytes, &drafts_dev, e);
+    if (rc == RC_OK) rc = forward_alloc_host(f, draft_bytes, &drafts, e);
     f->mtp_logits = logits;
-    f->mtp_best = best;
+    f->mtp_best_dev = best;
+    f->drafts_dev = drafts_dev;
+    f->drafts = drafts;
     return rc;
 }
 
@@ -38,7 +43,9 @@ void model_mtp_close(struct model_forward *f)
     k->buffer_free(k, f->mtp_pair_act);
     k->buffer_free(k, f->mtp_out_dev);
     k->host_free(k, f->mtp_logits);
-    k->host_free(k, f->mtp_best);
+    k->buffer_free(k, f->mtp_best_dev);
+    k->buffer_free(k, f->drafts_dev);
+    k->host_free(k, f->drafts);
 }
 
 /* ---- hidden rows ---- */
@@ -106,6 +113,23 @@ static enum rc mtp_operations(struct model_forward *f, const struct forward_batc
     return RC_OK;
 }
 
+/* The picks' best tokens to the drafts; their logits to the host where they are wanted. */
+static enum rc take_drafts(struct model_forward *f, const struct mtp_batch *b, struct err *e)
+{
+    struct kern *k = f->o.kern;
+    const int n = b->rows.n_picks, ranks = f->o.comm->ranks;
+    const struct kern_best *best = f->best_dev;
+    enum rc rc = RC_OK;
+    if (!n) return rc;
+    if (ranks > 1) {
+        rc = forward_gather_best(f, n, f->mtp_best_dev, e);
+        best = f->mtp_best_dev;
+    }
+    if (rc == RC_OK && b->rows.logits) rc = forward_gather_logits(f, n, f->mtp_logits, e);
+    if (rc == RC_OK) k->best_tokens(k, best, n, ranks, f->drafts_dev + b->draft_first, f->drafts + b->draft_first);
+    return rc;
+}
+
 enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, struct err *e)
 {
     enum { PASS_MTP = 2 };
@@ -113,11 +137,13 @@ enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, st
     struct kern *k = f->o.kern;
     if (!f->o.mtp) return err_set(e, RC_FATAL, EXIT_INTERNAL, "no_mtp", "this engine was opened without its MTP layer");
     enum rc rc = forward_check(f, rows, e);
+    if (rc == RC_OK && (b->draft_first < 0 || b->draft_first > f->o.max_picks * KERN_MAX_DRAFTS - rows->n_picks))
+        rc = err_set(e, RC_FATAL, EXIT_INTERNAL, "too_many_drafts", "draft %d and %d more", b->draft_first, rows->n_picks);
     if (rc == RC_OK) rc = fetch_hidden(f, b, e);
     if (rc != RC_OK) return rc;
     rc = forward_run(f, rows, PASS_MTP, mtp_operations, e);
-    if (rc == RC_OK) rc = forward_gather_head(f, rows->n_picks, f->mtp_best, rows->logits ? f->mtp_logits : NULL, e);
-    return rc == RC_OK ? k->finish(k, e) : rc;
+    if (rc == RC_OK) rc = take_drafts(f, b, e);
+    return rc == RC_OK && rows->logits ? k->finish(k, e) : rc;
 }
 
 float *model_forward_mtp_logits(struct model_forward *f, int pick)
@@ -125,4 +151,4 @@ float *model_forward_mtp_logits(struct model_forward *f, int pick)
     return f->mtp_logits + (size_t)pick * (size_t)f->o.config->vocab;
 }
 
-int32_t model_forward_mtp_best(const struct model_forward *f, int pick) { return forward_best_of(f, f->mtp_best, pick); }
+int32_t model_forward_draft(const struct model_forward *f, int i) { return f->drafts[i]; }

@@ -127,7 +127,7 @@ static void step(struct bench *b, enum kern_provenance p, int rows, int position
     const struct kern_split split = p == KERN_PREFILL ? (struct kern_split){0, rows} : (struct kern_split){rows, 0};
     for (int i = 0; i < n; i++)
         segments[i] = (struct kern_segment){i, p == KERN_PREFILL ? rows : 1, position, b->pages, 0};
-    const struct kern_batch batch = {NULL, split, segments, n, p == KERN_PREFILL ? 0 : n};
+    const struct kern_batch batch = {.rows = split, .segments = segments, .n_segments = n, .n_decode_segments = p == KERN_PREFILL ? 0 : n};
     k->begin(k, &batch);
     memset(b->us, 0, sizeof b->us);
     double last = (double)clock_now_us();

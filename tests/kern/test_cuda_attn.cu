@@ -178,7 +178,8 @@ static struct batch_memory make_batch(const struct kern_attn_shape *s, std::vect
                                     NULL,
                                     (const struct device_row *)m.rows.dev,
                                     (const struct device_segment *)m.segments.dev,
-                                    (const int32_t *)m.tables.dev};
+                                    (const int32_t *)m.tables.dev,
+                                    NULL};
     return m;
 }
 
@@ -814,7 +815,8 @@ static void run_bench(const struct bench *b, char *pool, size_t pool_bytes, char
                                        NULL,
                                        (const struct device_row *)row_dev.dev,
                                        (const struct device_segment *)segments_dev.dev,
-                                       (const int32_t *)tables_dev.dev};
+                                       (const int32_t *)tables_dev.dev,
+                                       NULL};
     const struct kern_attn_weights w = {NULL, (const float *)norm.dev, (const float *)norm.dev, 1e-6f};
     const int calls = (int)(layers < 6 ? 12 : 2 * layers);
     CHECK_CUDA(cudaDeviceSynchronize());

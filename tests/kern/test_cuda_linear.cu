@@ -433,6 +433,77 @@ static void test_big_model(void **)
     assert_int_equal(failures, 0);
 }
 
+/* A matrix and a small one of the same x, as parts of one weight. */
+static struct weight_case *beside_case(enum recipe r, int rows, enum recipe r_beside, int rows_beside, int cols)
+{
+    struct weight_case *w = whole_case(r, rows, cols, KERN_ROWS);
+    add_part(w, source_new(r_beside, rows_beside, cols), {{0, (uint64_t)rows_beside}}, {{0, (uint64_t)cols}});
+    w->name += std::string(" beside ") + recipe_names[r_beside] + " " + std::to_string(rows_beside);
+    return w;
+}
+
+/* Two launches write y as run_weight has it; false must leave it alone. */
+static bool run_beside(const struct op_context *c, const struct kern_weight *k, const std::vector<float> &x, int rows,
+                       std::vector<float> *y)
+{
+    struct guarded act = to_device(act_rows(x, rows, k->cols)), out = guarded_new_dev((size_t)rows * k->rows * 4);
+    float *y_dev = (float *)out.dev;
+    const bool done = op_linear_decode_beside(c, &k->matrix[0], &k->matrix[1], act.dev, rows, y_dev, y_dev + k->row_first[1],
+                                              k->rows);
+    finish(c);
+    *y = from_device<float>(out.dev, (size_t)rows * k->rows);
+    guarded_free_dev(out, "y"), guarded_free_dev(act, "act");
+    return done;
+}
+
+static void check_not_beside(const struct op_context *c, const struct kern_weight *k, int rows)
+{
+    std::vector<float> y;
+    assert_false(run_beside(c, k, random_x(rows, k->cols), rows, &y));
+    for (float v : y) {
+        uint32_t u;
+        memcpy(&u, &v, 4);
+        assert_int_equal(u, 0xffffffffu);
+    }
+}
+
+static void test_beside(void **)
+{
+    failures = 0;
+    const int pairs[][2] = {{8192, 48}, {16384, 96}, {8200, 20}, {40, 3}};
+    for (const int *p : pairs) {
+        struct weight_case *w = beside_case(R_FP8_ROW, p[0], R_BF16, p[1], 5120);
+        struct kern_weight *k = load(w);
+        assert_int_equal(k->n_matrices, 2);
+        for (int rows = 1; rows <= 8; rows++) {
+            const std::vector<float> x = random_x(rows, k->cols);
+            std::vector<float> y;
+            const bool done = run_beside(&card, k, x, rows, &y);
+            if (card.sm / 10 == 9) assert_true(done); /* elsewhere shared memory may be too small */
+            if (done) check_same(w->name.c_str(), "two launches", y, 0, run_weight(&card, k, x, rows), 0, y.size());
+        }
+        check_not_beside(&card, k, 9);
+        struct op_context other = card;
+        other.processors = 2; /* with no blocks to spare for the small matrix */
+        if (p[0] > 1000) check_not_beside(&other, k, 8);
+        other.processors = card.processors, other.sm = 80, other.pdl = false;
+        check_not_beside(&other, k, 8);
+        weights_free(k);
+        delete w;
+    }
+    struct weight_case *const unknown[] = {
+        beside_case(R_FP8_ROW, 64, R_BF16, 48, 3072), beside_case(R_FP8_128, 64, R_BF16, 48, 5120),
+        beside_case(R_FP8_ROW, 64, R_F32, 48, 5120), beside_case(R_BF16, 64, R_FP8_ROW, 48, 5120)};
+    for (struct weight_case *w : unknown) {
+        struct kern_weight *k = load(w);
+        assert_int_equal(k->n_matrices, 2);
+        check_not_beside(&card, k, 8);
+        weights_free(k);
+        delete w;
+    }
+    assert_int_equal(failures, 0);
+}
+
 static void test_cut_and_stacked(void **)
 {
     failures = 0;
@@ -557,21 +628,15 @@ struct bench_shape {
     int group;
 };
 
-static double time_shape(const struct bench_shape *s, int t, std::vector<struct device_matrix> &copies, void *act,
-                         float *y, int n)
+/* Microseconds of one of n launches in a recorded graph. */
+template <class Launch> static double time_launches(int n, Launch launch)
 {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     cudaEvent_t from, to;
     std::vector<float> us;
     CHECK_CUDA(cudaStreamBeginCapture(card.stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < n; i++) {
-        const struct device_matrix *m = &copies[i % copies.size()];
-        if (s->swiglu)
-            op_linear_decode_swiglu(&card, m, act, (struct kern_split){t, 0}, y);
-        else
-            op_linear_decode(&card, m, act, t, y, y + (size_t)t * s->rows, s->rows);
-    }
+    for (int i = 0; i < n; i++) launch(i);
     CHECK_CUDA(cudaStreamEndCapture(card.stream, &graph));
     CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
     cudaEventCreate(&from), cudaEventCreate(&to);
@@ -589,18 +654,32 @@ static double time_shape(const struct bench_shape *s, int t, std::vector<struct 
     return us[us.size() / 2];
 }
 
-static void bench_one(const struct bench_shape *s)
+static double time_shape(const struct bench_shape *s, int t, std::vector<struct device_matrix> &copies, void *act,
+                         float *y, int n)
+{
+    return time_launches(n, [&](int i) {
+        const struct device_matrix *m = &copies[i % copies.size()];
+        if (s->swiglu)
+            op_linear_decode_swiglu(&card, m, act, (struct kern_split){t, 0}, y);
+        else
+            op_linear_decode(&card, m, act, t, y, y + (size_t)t * s->rows, s->rows);
+    });
+}
+
+static size_t bench_bytes(const struct bench_shape *s)
+{
+    return (size_t)((s->rows + 127) / 128 * 8) * act_blocks(s->cols) * block_bytes(s->format, 1);
+}
+
+static std::vector<struct device_matrix> bench_matrices(const struct bench_shape *s, int n_copies)
 {
     struct device_matrix m = {};
     m.format = s->format, m.rows = s->rows, m.cols = s->cols, m.planes = 1, m.halves = s->halves, m.swiglu = s->swiglu;
     m.group = s->group, m.tiles = (s->rows + 127) / 128 * 8, m.blocks = act_blocks(s->cols);
-    const size_t bytes = (size_t)m.tiles * m.blocks * block_bytes(m.format, 1), rows = (size_t)m.tiles * 16;
-    const int n_copies = bytes > 300000000 ? 1 : (int)(500000000 / bytes + 2);
+    const size_t bytes = bench_bytes(s), rows = (size_t)m.tiles * 16;
     const size_t n_scales = rows * block_groups(m.blocks, m.group);
     std::vector<struct device_matrix> copies;
     std::vector<float> scales(rows > n_scales ? rows : n_scales, m.format == BLOCK_FP8 ? 0x1p60f : 0x1p-60f);
-    void *act;
-    float *y;
     for (int i = 0; i < n_copies; i++) {
         uint8_t *p;
         float *f;
@@ -613,9 +692,31 @@ static void bench_one(const struct bench_shape *s)
         m.blocks_dev = p, m.row_scale_dev = f, m.group_scale_dev = f + rows;
         copies.push_back(m);
     }
-    CHECK_CUDA(cudaMalloc(&act, (size_t)64 * m.blocks * 128));
-    CHECK_CUDA(cudaMemset(act, 0x5d, (size_t)64 * m.blocks * 128));
-    CHECK_CUDA(cudaMalloc((void **)&y, (size_t)2 * 64 * rows * 4));
+    return copies;
+}
+
+static void free_matrices(const std::vector<struct device_matrix> &copies)
+{
+    for (const struct device_matrix &c : copies) cudaFree((void *)c.blocks_dev), cudaFree((void *)c.row_scale_dev);
+}
+
+/* For 64 rows; y of two planes. */
+static void bench_buffers(int cols, int rows, void **act, float **y)
+{
+    const size_t act_bytes = (size_t)64 * act_blocks(cols) * 128;
+    CHECK_CUDA(cudaMalloc(act, act_bytes));
+    CHECK_CUDA(cudaMemset(*act, 0x5d, act_bytes));
+    CHECK_CUDA(cudaMalloc((void **)y, (size_t)2 * 64 * rows * 4));
+}
+
+static void bench_one(const struct bench_shape *s)
+{
+    const size_t bytes = bench_bytes(s);
+    const int n_copies = bytes > 300000000 ? 1 : (int)(500000000 / bytes + 2);
+    std::vector<struct device_matrix> copies = bench_matrices(s, n_copies);
+    void *act;
+    float *y;
+    bench_buffers(s->cols, copies[0].tiles * 16, &act, &y);
     printf("%-28s %7.1f MB", s->name, bytes / 1e6);
     for (int t : {1, 4, 8, 16, 32, 64}) {
         const double us = time_shape(s, t, copies, act, y,
@@ -625,8 +726,32 @@ static void bench_one(const struct bench_shape *s)
         printf("  T=%d %.2f us %.0f GB/s", t, us, bytes / us * 1e-3);
     }
     printf("\n");
-    for (struct device_matrix &c : copies) cudaFree((void *)c.blocks_dev), cudaFree((void *)c.row_scale_dev);
-    cudaFree(act), cudaFree(y);
+    free_matrices(copies), cudaFree(act), cudaFree(y);
+}
+
+/* Two matrices of one x: one launch for both, and one for each. */
+static void bench_beside(const struct bench_shape *s, const struct bench_shape *beside)
+{
+    const int n = (int)(500000000 / bench_bytes(s) + 2), rows = s->rows + beside->rows;
+    const std::vector<struct device_matrix> a = bench_matrices(s, n), b = bench_matrices(beside, n);
+    void *act;
+    float *y;
+    bench_buffers(s->cols, rows, &act, &y);
+    printf("%-28s", s->name);
+    for (int t : {1, 4, 8}) {
+        const double two = time_launches(2 * n, [&](int i) {
+            op_linear_decode(&card, &a[i % n], act, t, y, NULL, rows);
+            op_linear_decode(&card, &b[i % n], act, t, y + s->rows, NULL, rows);
+        });
+        bool done = true;
+        const double one = time_launches(2 * n, [&](int i) {
+            done = op_linear_decode_beside(&card, &a[i % n], &b[i % n], act, t, y, y + s->rows, rows) && done;
+        });
+        printf("  T=%d two launches %.2f us", t, two);
+        if (done) printf(" one %.2f us", one);
+    }
+    printf("\n");
+    free_matrices(a), free_matrices(b), cudaFree(act), cudaFree(y);
 }
 
 static void bench_loading(enum recipe r, int rows, int cols)
@@ -670,6 +795,11 @@ static void bench(void)
                                          {"INT8 by 32 8192x5120", BLOCK_INT8, 8192, 5120, 1, false, 32},
                                          {"BF16 plain 4096x4096", BLOCK_BF16, 4096, 4096, 1, false, 0}};
     for (const struct bench_shape &s : shapes) bench_one(&s);
+    const struct bench_shape pairs[][2] = {{{"qkvz FP8 8192 and BF16 48", BLOCK_FP8, 8192, 5120, 1, false, 0},
+                                            {"", BLOCK_BF16, 48, 5120, 1, false, 0}},
+                                           {{"qkvz FP8 16384 and BF16 96", BLOCK_FP8, 16384, 5120, 1, false, 0},
+                                            {"", BLOCK_BF16, 96, 5120, 1, false, 0}}};
+    for (const auto &p : pairs) bench_beside(&p[0], &p[1]);
     bench_loading(R_NVFP4, 17408, 5120), bench_loading(R_GGUF_NVFP4, 17408, 5120),
         bench_loading(R_FP8_ROW, 16384, 5120);
     bench_loading(R_FP8_128, 16384, 5120), bench_loading(R_BF16, 14336, 5120), bench_loading(R_Q4_K, 8192, 5120);
@@ -689,9 +819,9 @@ int main(int argc, char **argv)
         return 0;
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_formats),   cmocka_unit_test(test_small_models),
-                                       cmocka_unit_test(test_big_model), cmocka_unit_test(test_cut_and_stacked),
-                                       cmocka_unit_test(test_damaged),   cmocka_unit_test(test_planes_and_refusals),
-                                       cmocka_unit_test(test_table)};
+                                       cmocka_unit_test(test_big_model), cmocka_unit_test(test_beside),
+                                       cmocka_unit_test(test_cut_and_stacked), cmocka_unit_test(test_damaged),
+                                       cmocka_unit_test(test_planes_and_refusals), cmocka_unit_test(test_table)};
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     weight_loader_close(loader);
     return failed;

@@ -83,14 +83,14 @@ static void test_embed(void **state)
         memcpy(&u, &rounded, 4);
         half[i] = (uint16_t)(u >> 16);
     }
-    const std::vector<int32_t> tokens = {3, 0, 49, 3, 7, 8, 9, 10, 11};
-    struct guarded full = to_device(values), bf16 = to_device(half), ids = to_device(tokens);
+    const std::vector<int32_t> tokens = {3, 0, 49, 3, 7, 8, 9, 10, 11}, stored = {3, -2, -1, 3, 7, 8, 9, 10, 11}, left = {49, 0};
+    struct guarded full = to_device(values), bf16 = to_device(half), ids = to_device(stored), left_ids = to_device(left);
     for (int kind = 0; kind < 2; kind++) {
         struct guarded y = guarded_new_dev(ROWS * COLS * 4);
         struct kern_table t = {};
         struct device_batch b = {};
         t.bf16 = kind, t.rows = TOKENS, t.cols = COLS, t.rows_dev = kind ? bf16.dev : full.dev;
-        b.rows = ROWS, b.tokens = (const int32_t *)ids.dev;
+        b.rows = ROWS, b.tokens = (const int32_t *)ids.dev, b.left = (const int32_t *)left_ids.dev;
         op_embed(&card, &b, &t, (float *)y.dev);
         finish(&card);
         const std::vector<float> got = from_device<float>(y.dev, ROWS * COLS);
@@ -101,7 +101,7 @@ static void test_embed(void **state)
             }
         guarded_free_dev(y, "y");
     }
-    guarded_free_dev(full, "table"), guarded_free_dev(bf16, "table"), guarded_free_dev(ids, "ids");
+    guarded_free_dev(full, "table"), guarded_free_dev(bf16, "table"), guarded_free_dev(ids, "ids"), guarded_free_dev(left_ids, "left");
 }
 
 /* As the CPU's: ties to the lowest id, what is not allowed counts for nothing, not even when it is no number. */
@@ -134,6 +134,28 @@ static void test_best(void **state)
     }
 }
 
+/* As kern_best_of on the host: each rank's turn, a tie, a number that is none, a row without anything that counts. */
+static void test_best_tokens(void **state)
+{
+    (void)state;
+    enum { ROWS = 40, RANKS = 3 };
+    std::vector<struct kern_best> best(ROWS * RANKS);
+    std::vector<int32_t> want(ROWS);
+    for (int i = 0; i < ROWS; i++) {
+        struct kern_best *b = &best[(size_t)i * RANKS];
+        for (int r = 0; r < RANKS; r++) b[r] = {(float)((i * 7 + r * 5) % 4), r * 1000 + i};
+        if (i % 5 == 3) b[i % RANKS].id = -1;
+        if (i % 11 == 6) b[0] = b[1] = b[2] = {-INFINITY, KERN_NO_ID};
+        const int32_t id = kern_best_of(b, RANKS).id;
+        want[i] = id < 0 || id == KERN_NO_ID ? 0 : id;
+    }
+    struct guarded in = to_device(best), out = guarded_new_dev(ROWS * 4), again = guarded_new_dev(ROWS * 4);
+    op_best_tokens(&card, (struct kern_best *)in.dev, ROWS, RANKS, (int32_t *)out.dev, (int32_t *)again.dev);
+    finish(&card);
+    assert_true(from_device<int32_t>(out.dev, ROWS) == want && from_device<int32_t>(again.dev, ROWS) == want);
+    guarded_free_dev(in, "in"), guarded_free_dev(out, "out"), guarded_free_dev(again, "again");
+}
+
 /* Equal rows have equal hashes wherever they lie; a bit, or two values changed for each other, makes another. */
 static void test_hash(void **state)
 {
@@ -160,6 +182,7 @@ int main(void)
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_embed),
         cmocka_unit_test(test_best),
+        cmocka_unit_test(test_best_tokens),
         cmocka_unit_test(test_hash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -172,6 +172,29 @@ static void test_best(struct kern *k)
 }
 ON_EVERY_ISA(test_best)
 
+/* One row is each rank's, one a tie, one not finite on the last rank, one has nothing that counts. */
+static void test_best_tokens(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, RANKS = 3 };
+    static const struct kern_best of_rank[ROWS][RANKS] = {
+        {{2, 7}, {1, 40}, {-3, 90}},
+        {{2, 7}, {1, 40}, {3, 90}},
+        {{2, 7}, {5, 40}, {5, 90}},
+        {{2, 7}, {1, 40}, {0, -1}},
+        {{-INFINITY, KERN_NO_ID}, {-INFINITY, KERN_NO_ID}, {-INFINITY, KERN_NO_ID}},
+    };
+    static const int32_t want[ROWS] = {7, 90, 40, 0, 0};
+    int32_t dev[ROWS], host[ROWS];
+    struct kern *k = open_isa("generic", 1);
+    k->best_tokens(k, of_rank[0], ROWS, RANKS, dev, host);
+    assert_memory_equal(dev, want, sizeof want);
+    assert_memory_equal(host, want, sizeof want);
+    assert_int_equal(kern_best_of(of_rank[3], RANKS).id, -1);
+    assert_int_equal(kern_best_of(of_rank[4], RANKS).id, KERN_NO_ID);
+    k->close(k);
+}
+
 static void test_supports(void **state)
 {
     (void)state;
@@ -199,6 +222,7 @@ int main(void)
         cmocka_unit_test(test_rms_norm_isas),
         cmocka_unit_test(test_swiglu_isas),
         cmocka_unit_test(test_best_isas),
+        cmocka_unit_test(test_best_tokens),
         cmocka_unit_test(test_hash_rows_isas),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -627,11 +627,11 @@ static void test_embed(struct kern *k)
         enum { ROWS = 9, COLS = 768 };
         if (kind == QUANT_E8M0) continue;
         struct stored s = stored_new(kind, ROWS, COLS, 77);
-        const int32_t ids[] = {6, 0, 3, 3};
+        const int32_t ids[] = {6, 0, 3, 3}, stored_ids[] = {6, -2, -1, 3}, left[] = {3, 0};
         float *y = guarded_new(4 * COLS), row[COLS], magnitude[COLS];
         struct kern_table *table = NULL;
         assert_int_equal(k->table_load(k, &s.m, &table, NULL), RC_OK);
-        const struct kern_batch b = {.tokens = ids, .rows = {1, 3}};
+        const struct kern_batch b = {.tokens = stored_ids, .rows = {1, 3}, .tokens_dev = left};
         k->begin(k, &b);
         k->embed(k, table, y);
         k->table_free(k, table);

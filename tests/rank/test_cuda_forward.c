@@ -103,7 +103,7 @@ static void keep(struct forward_rank *r, struct run *run, const struct place *at
     for (int i = 0; i < at->n_picks; i++) {
         const int p = position + at->picks[i];
         float *logits = (mtp ? run->mtp_logits : run->logits) + (size_t)p * (size_t)run->vocab;
-        const int32_t best = mtp ? model_forward_mtp_best(r->forward, i) : model_forward_best(r->forward, i);
+        const int32_t best = mtp ? model_forward_draft(r->forward, i) : model_forward_best(r->forward, i);
         (mtp ? run->mtp_best : run->best)[p] = best;
         if (run->greedy && !mtp && p >= PROMPT - 1) run->tokens[p + 1] = best;
         if (run->way.best) continue;
@@ -128,6 +128,7 @@ static enum rc feed(struct forward_rank *r, struct run *run, struct place *at, i
     struct mtp_batch m = {.hidden = decode ? MTP_HIDDEN_KEPT : MTP_HIDDEN_STEP, .source = decode ? NULL : at->source};
     m.rows = batch_of(at, &segment, run->tokens + position + 1, decode, !run->way.best);
     rc = model_forward_mtp(r->forward, &m, e);
+    if (rc == RC_OK) rc = r->kern->finish(r->kern, e);
     if (rc == RC_OK) keep(r, run, at, position, true);
     return rc;
 }

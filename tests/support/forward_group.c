@@ -40,7 +40,7 @@ static enum rc run_body(struct forward_group *g, const struct model_bind_options
         .on_layer = no_layer,
     };
     rc = model_forward_open(&o, &forward, e);
-    if (rc == RC_OK) rc = g->body(&(struct forward_rank){comm->rank, bind->config, &weights, forward, g->ctx}, e);
+    if (rc == RC_OK) rc = g->body(&(struct forward_rank){comm->rank, bind->config, &weights, forward, bind->kern, g->ctx}, e);
     model_forward_close(forward);
     model_bind_free(&weights);
     return rc;

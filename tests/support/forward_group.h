@@ -13,6 +13,7 @@ struct forward_rank {
     const struct model_config *config;
     const struct model_weights *weights;
     struct model_forward *forward;
+    struct kern *kern;
     void *ctx; /* the group's */
 };
 
