@@ -4,8 +4,8 @@
  * of 16 rows (a tile) follow each other along the columns. Decode and prefill read the same blocks (blocks.cuh).
  * Rows are padded to whole tiles of 128 with zero codes, columns to whole blocks.
  *
- * Trees. Decode: 16 fixed contiguous segments of the blocks (of a half of them, where halves is 2), each two chains (even and
- * odd matrix instructions), added; then the segments in order; a half is a plane of its own. Prefill: one chain over all columns. */
+ * Trees. Decode: 16 fixed contiguous segments of the blocks (of a half of them, where halves is 2; 8 of fewer than 32 blocks), each
+ * two chains (even and odd matrix instructions), added; then the segments in order; a half is a plane of its own. Prefill: one chain over all columns. */
 #ifndef TANDEM_OP_LINEAR_H
 #define TANDEM_OP_LINEAR_H
 

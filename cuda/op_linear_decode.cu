@@ -1,10 +1,10 @@
 /* op_linear_decode: products of the few rows of a decode step, bound by reading the weights.
  *
- * The columns of a matrix (of a half of them, where halves is 2) are cut into 16 fixed segments of whole blocks. A segment is
- * two chains of matrix instructions, even and odd ones, which are added; the 16 sums are added in order, then the row's scale
- * multiplies. Blocks of threads walk over the tiles of 16 rows; one warp adds a tile's segments, a tile later, while the
- * others go on. A row's bits depend on nothing but its own x and this tree. Rows go in passes of 8 or 16; more of them by
- * op_linear_wide.cu.
+ * The columns of a matrix (of a half of them, where halves is 2) are cut into fixed segments of whole blocks: 16, or 8 where 16
+ * would have less than two blocks each. A segment is two chains of matrix instructions, even and odd ones, which are added; the
+ * segments' sums are added in order, then the row's scale multiplies. Blocks of threads walk over the tiles of 16 rows; one warp
+ * adds a tile's segments, a tile later, while the others go on. A row's bits depend on nothing but its own x and this tree. Rows
+ * go in passes of 8 or 16; more of them by op_linear_wide.cu.
  *
  * Three kernels with this tree:
  *   ring    sm_90, counts known to the compiler: every warp copies its part of the next tiles into its own ring in shared
@@ -18,11 +18,11 @@
 
 enum { PLAIN_WARPS = 16, BLOCK_COLS_LOG2 = 6 };
 
-/* Sums of the segments, `step` apart, in order. */
-__device__ __forceinline__ float4 reduce_tile(const float4 *part, int step)
+/* Sums of the segments, `step` apart, in order. Those of empty ones, zeros, may be left out: the sum is never -0. */
+template <int N = SEGMENTS> __device__ __forceinline__ float4 reduce_tile(const float4 *part, int step)
 {
     float4 s = make_float4(0, 0, 0, 0);
-    EACH(i, SEGMENTS)
+    EACH(i, N)
     {
         const float4 v = part[i * step];
         s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
@@ -41,17 +41,17 @@ __device__ __forceinline__ void read_x(const struct linear_args *a, int x_first,
 
 /* ---- ring ---- */
 
-/* BLOCKS: of every segment; EXTRA: 1 where some have one more. X_TILES: of 8 rows of x. PER_WARP segments a warp, read in
- * pieces of PIECE blocks (0: a piece is a segment); DEPTH pieces of a warp are on their way or in use. */
-template <int FORMAT_, int BLOCKS_, int EXTRA_, int X_TILES_, int PER_WARP_, int PIECE_, int DEPTH_> struct ring_shape {
-    static constexpr int FORMAT = FORMAT_, BLOCKS = BLOCKS_, EXTRA = EXTRA_, X_TILES = X_TILES_, PER_WARP = PER_WARP_;
+/* BLOCKS: of every one of the COUNT segments; EXTRA: 1 where some have one more. X_TILES: of 8 rows of x. PER_WARP segments a warp,
+ * read in pieces of PIECE blocks (0: a piece is a segment); DEPTH pieces of a warp are on their way or in use. */
+template <int FORMAT_, int BLOCKS_, int EXTRA_, int X_TILES_, int PER_WARP_, int PIECE_, int DEPTH_, int COUNT_ = SEGMENTS> struct ring_shape {
+    static constexpr int FORMAT = FORMAT_, BLOCKS = BLOCKS_, EXTRA = EXTRA_, X_TILES = X_TILES_, PER_WARP = PER_WARP_, COUNT = COUNT_;
     static constexpr int DEPTH = DEPTH_, BUFFERS = 3; /* tiles whose sums wait for their reduction */
     static constexpr int SEGMENT = BLOCKS + EXTRA, PIECE = PIECE_ ? PIECE_ : SEGMENT;
-    static constexpr int WARPS = SEGMENTS / PER_WARP;
+    static constexpr int WARPS = COUNT / PER_WARP, PER_PROCESSOR = 16 / WARPS; /* blocks of threads */
     static constexpr int BYTES = FORMAT == BLOCK_NVFP4  ? BLOCK_NVFP4_BYTES
                                  : FORMAT == BLOCK_BF16 ? BLOCK_PLANE_BYTES
                                                         : BLOCK_FP8_BYTES;
-    static constexpr int SUMS = SEGMENTS * X_TILES * 32, SUM_BYTES = SUMS * (int)sizeof(float4);
+    static constexpr int SUMS = COUNT * X_TILES * 32, SUM_BYTES = SUMS * (int)sizeof(float4);
     static constexpr int SHARED_BYTES = BUFFERS * SUM_BYTES + WARPS * DEPTH * PIECE * BYTES;
 };
 
@@ -163,7 +163,7 @@ template <class S> __device__ __forceinline__ void ring_walk(const struct linear
         mbar_wait(sums_full + 8 * done_buffer, done / S::BUFFERS & 1);
         EACH(n, S::X_TILES)
         {
-            const float4 sum = reduce_tile(sums + done_buffer * S::SUMS + n * 32 + lane, S::X_TILES * 32);
+            const float4 sum = reduce_tile<S::COUNT>(sums + done_buffer * S::SUMS + n * 32 + lane, S::X_TILES * 32);
             store_tile(&a, half, walker + done * walkers, n * PASS_ROWS, lane, sum, scale);
         }
         __syncwarp();
@@ -173,7 +173,7 @@ template <class S> __device__ __forceinline__ void ring_walk(const struct linear
 #endif
 
 template <class S>
-__global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const __grid_constant__ struct linear_args a)
+__global__ void __launch_bounds__(S::WARPS * 32, S::PER_PROCESSOR) linear_ring(const __grid_constant__ struct linear_args a)
 {
 #if __CUDA_ARCH__ >= 900
     ring_walk<S>(a, blockIdx.x, gridDim.x);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP) linear_ring(const 
 
 /* Two matrices of one half each: a block for every tile of `beside`, the first ones, which start at once; the others are a's. */
 template <class S, class T>
-__global__ void __launch_bounds__(S::WARPS * 32, S::PER_WARP)
+__global__ void __launch_bounds__(S::WARPS * 32, S::PER_PROCESSOR)
     linear_ring_beside(const __grid_constant__ struct linear_args a, const __grid_constant__ struct linear_args beside)
 {
     static_assert(S::WARPS == T::WARPS && T::SHARED_BYTES <= S::SHARED_BYTES, "the launch is that of S");
@@ -445,8 +445,10 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32) linear_plain(const __grid_co
 static struct segment_plan plan_half(int first, int blocks)
 {
     static const int order[SEGMENTS] = {0, 5, 10, 15, 2, 7, 8, 13, 1, 4, 11, 14, 3, 6, 9, 12};
-    struct segment_plan p = {first, blocks / SEGMENTS, 0};
-    for (int i = 0; i < blocks % SEGMENTS; i++) p.extra |= 1u << order[i];
+    const int segments = blocks < 2 * SEGMENTS ? FEW_SEGMENTS : SEGMENTS;
+    struct segment_plan p = {first, blocks / segments, 0, segments};
+    for (int i = 0, n = blocks % segments; n; i++)
+        if (order[i] < segments) p.extra |= 1u << order[i], n--;
     return p;
 }
 
@@ -459,7 +461,7 @@ static dim3 walkers_grid(const struct linear_args *a, int blocks)
 template <class S> static bool ring_takes(const struct linear_args *a)
 {
     for (int h = 0; h < a->halves; h++)
-        if (a->plan[h].base != S::BLOCKS || (a->plan[h].extra != 0) != S::EXTRA) return false;
+        if (a->plan[h].segments != S::COUNT || a->plan[h].base != S::BLOCKS || (a->plan[h].extra != 0) != S::EXTRA) return false;
     return true;
 }
 
@@ -468,7 +470,7 @@ template <class S> static bool launch_ring(const struct op_context *c, const str
 {
     static int fits[64];
     if (!ring_takes<S>(a) || !shared_fits((const void *)linear_ring<S>, S::SHARED_BYTES, fits)) return false;
-    op_launch(c, linear_ring<S>, walkers_grid(a, c->processors * S::PER_WARP), dim3(S::WARPS * 32),
+    op_launch(c, linear_ring<S>, walkers_grid(a, c->processors * S::PER_PROCESSOR), dim3(S::WARPS * 32),
               (size_t)S::SHARED_BYTES, *a);
     return true;
 }
@@ -479,7 +481,7 @@ template <class S, class T>
 static bool launch_beside(const struct op_context *c, const struct linear_args *a, const struct linear_args *beside)
 {
     static int fits[64];
-    const int most = c->processors * S::PER_WARP, left = most - beside->tiles;
+    const int most = c->processors * S::PER_PROCESSOR, left = most - beside->tiles;
     if (!ring_takes<S>(a) || !ring_takes<T>(beside)) return false;
     if (left <= 0 || (a->tiles - 1) / left != (a->tiles - 1) / most) return false;
     if (!shared_fits((const void *)linear_ring_beside<S, T>, S::SHARED_BYTES, fits)) return false;
@@ -506,7 +508,7 @@ template <int FORMAT> static void launch_any_shape(const struct op_context *c, c
 }
 
 /* Shapes known to the compiler, in two passes' widths. ring_shape: format, blocks of a segment, extra, tiles of x, segments
- * of a warp, piece, depth. */
+ * of a warp, piece, depth, segments. */
 template <int FORMAT, int X_TILES>
 static bool launch_known_ring(const struct op_context *c, const struct linear_args *a);
 
@@ -527,7 +529,7 @@ template <> bool launch_known_ring<BLOCK_FP8, 1>(const struct op_context *c, con
 {
     return launch_ring<ring_shape<BLOCK_FP8, 5, 0, 1, 2, 0, 2>>(c, a) ||
            launch_ring<ring_shape<BLOCK_FP8, 3, 0, 1, 2, 0, 2>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_FP8, 1, 1, 1, 2, 0, 4>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 3, 0, 1, 1, 0, 2, FEW_SEGMENTS>>(c, a) ||
            launch_ring<ring_shape<BLOCK_FP8, 4, 1, 1, 1, 0, 2>>(c, a) ||
            launch_ring<ring_shape<BLOCK_FP8, 8, 1, 1, 1, 5, 2>>(c, a) ||
            launch_ring<ring_shape<BLOCK_FP8, 10, 0, 1, 1, 5, 2>>(c, a);
@@ -537,7 +539,7 @@ template <> bool launch_known_ring<BLOCK_FP8, 2>(const struct op_context *c, con
 {
     return launch_ring<ring_shape<BLOCK_FP8, 5, 0, 2, 1, 0, 2>>(c, a) ||
            launch_ring<ring_shape<BLOCK_FP8, 3, 0, 2, 1, 0, 2>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_FP8, 1, 1, 2, 1, 0, 2>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_FP8, 3, 0, 2, 1, 0, 2, FEW_SEGMENTS>>(c, a) ||
            launch_ring<ring_shape<BLOCK_FP8, 4, 1, 2, 1, 3, 3>>(c, a);
 }
 
@@ -545,7 +547,7 @@ template <> bool launch_known_ring<BLOCK_BF16, 1>(const struct op_context *c, co
 {
     return launch_ring<ring_shape<BLOCK_BF16, 5, 0, 1, 1, 1, 5>>(c, a) ||
            launch_ring<ring_shape<BLOCK_BF16, 3, 0, 1, 1, 1, 5>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_BF16, 1, 1, 1, 1, 1, 5>>(c, a) ||
+           launch_ring<ring_shape<BLOCK_BF16, 3, 0, 1, 1, 1, 5, FEW_SEGMENTS>>(c, a) ||
            launch_ring<ring_shape<BLOCK_BF16, 4, 1, 1, 1, 1, 5>>(c, a) ||
            launch_ring<ring_shape<BLOCK_BF16, 8, 1, 1, 1, 1, 5>>(c, a) ||
            launch_ring<ring_shape<BLOCK_BF16, 10, 0, 1, 1, 1, 5>>(c, a);
@@ -555,7 +557,7 @@ template <> bool launch_known_ring<BLOCK_BF16, 2>(const struct op_context *c, co
 {
     return launch_ring<ring_shape<BLOCK_BF16, 5, 0, 2, 1, 1, 4>>(c, a) ||
            launch_ring<ring_shape<BLOCK_BF16, 3, 0, 2, 1, 1, 4>>(c, a) ||
-           launch_ring<ring_shape<BLOCK_BF16, 1, 1, 2, 1, 1, 4>>(c, a);
+           launch_ring<ring_shape<BLOCK_BF16, 3, 0, 2, 1, 1, 4, FEW_SEGMENTS>>(c, a);
 }
 
 template <> bool launch_known_ring<BLOCK_INT8, 1>(const struct op_context *, const struct linear_args *)

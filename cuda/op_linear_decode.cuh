@@ -5,12 +5,13 @@
 
 #include "blocks.cuh"
 
-enum { SEGMENTS = 16, PASS_ROWS = 8 }; /* PASS_ROWS: columns of a matrix instruction */
+enum { SEGMENTS = 16, FEW_SEGMENTS = 8, PASS_ROWS = 8 }; /* PASS_ROWS: columns of a matrix instruction */
 
-/* How one half's blocks are dealt to segments: base each, one more where the bit is set. */
+/* How one half's blocks are dealt to its segments: base each, one more where the bit is set. What comes after the last is empty. */
 struct segment_plan {
     int first, base;
     uint32_t extra;
+    int segments; /* SEGMENTS or FEW_SEGMENTS */
 };
 
 /* What a kernel needs first comes first: parameters are fetched line by line. */
@@ -35,8 +36,8 @@ struct linear_args {
 
 __device__ __forceinline__ void segment_range(const struct segment_plan *p, int segment, int *first, int *count)
 {
-    *first = p->first + segment * p->base + __popc(p->extra & ((1u << segment) - 1));
-    *count = p->base + (int)(p->extra >> segment & 1);
+    *first = p->first + (segment < p->segments ? segment : p->segments) * p->base + __popc(p->extra & ((1u << segment) - 1));
+    *count = segment < p->segments ? p->base + (int)(p->extra >> segment & 1) : 0;
 }
 
 /* Scales of a lane's two rows of a tile. */

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__((WIDE_MAX_WARPS + 1) * 32, 1)
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, half = blockIdx.x & (a.halves - 1);
     const struct segment_plan plan = a.plan[half];
     struct wide_work w;
-    w.first = plan.first, w.end = plan.first + SEGMENTS * plan.base + __popc(plan.extra);
+    w.first = plan.first, w.end = plan.first + plan.segments * plan.base + __popc(plan.extra);
     w.walker = blockIdx.x >> (a.halves - 1), w.walkers = gridDim.x >> (a.halves - 1);
     w.n_tiles = w.walker < a.tiles ? (a.tiles - 1 - w.walker) / w.walkers + 1 : 0;
     w.warps = (blockDim.x >> 5) - 1;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__((WIDE_MAX_WARPS + 1) * 32, 1)
                 wide_block<S>(stage + S::X_BYTES + (warp * WIDE_STEP + i) * S::BYTES, stage + i * 128, lane, &s);
                 if (--left > 0) continue;
                 wide_end_segment<S>(&s);
-                while (left <= 0 && ++segment < SEGMENTS) left = plan.base + (int)(plan.extra >> segment & 1);
+                while (left <= 0 && ++segment < plan.segments) left = plan.base + (int)(plan.extra >> segment & 1);
             }
             __syncwarp();
             if (lane == 0) mbar_arrive(empty + 8 * slot);

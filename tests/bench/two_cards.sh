@@ -42,12 +42,10 @@ for model_path in synth:tiny-hybrid-agree jobs/models/hybrid-small synth:smollm2
         --sum-paths host,peer,nccl --model $model_path "$@"
 done
 step "faults" "$python" tests/fault/fault_kinds.py --tandem "$tandem" --backend cuda --gpus 0,1 --model synth:tiny-hybrid --few 1 --jobs 3
-step "runner killed" "$python" tests/fault/runner_killed.py --tandem "$tandem" --backend cuda --gpus 0,1 --model synth:tiny-hybrid --kills 6
+step "runner killed" "$python" tests/fault/runner_killed.py --tandem "$tandem" --backend cuda --gpus 0,1 --model synth:tiny-hybrid --kills 8 --latest 1.0
 
-for prompt in 8192 32768 131072 186368; do
-    bench decode $prompt 160 2 0,1
-    bench decode $prompt 160 1 0
-done
-bench decode 261632 160 2 0,1
+for prompt in 8192 32768 131072 186368 261632; do bench decode $prompt 400 2 0,1; done
+for prompt in 8192 186368; do bench decode $prompt 400 1 0; done
+bench prefill 186368 1 2 0,1
 printf '%s' "$summary"
 exit $failed

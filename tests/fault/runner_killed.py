@@ -24,7 +24,7 @@ def test(bench):
     out, before, whole_runs, in_the_middle = bench.fresh(), 0, 0, 0
     for kill in range(bench.args.kills):
         run = bench.start(out, *PATIENT)
-        time.sleep(chance.uniform(0, 0.6 * undisturbed))
+        time.sleep(chance.uniform(0, bench.args.latest * undisturbed))
         run.kill()
         status = run.wait()
         lib.no_leftovers(run.pid)
@@ -47,5 +47,6 @@ def test(bench):
 
 
 if __name__ == "__main__":
-    arguments = lib.arguments(__doc__, kills=20)
+    # latest: when a kill strikes at the latest, of an undisturbed run's time.
+    arguments = lib.arguments(__doc__, kills=20, latest=0.6)
     lib.main(test, lambda: lib.Bench(arguments, jobs=16, tokens=24))
