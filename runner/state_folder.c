@@ -9,23 +9,19 @@
  * would let a second writer wait in silence. Its text is for people. */
 #define _GNU_SOURCE
 #include "state_folder.h"
+#include "lmdb_check.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
-#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
-
-/* Not in linux/magic.h of every kernel. */
-enum { CIFS_MAGIC = (int)0xFF534D42, SMB2_MAGIC = (int)0xFE534D42, SMB1_MAGIC = 0x517B, NINEP_MAGIC = 0x01021997 };
 
 static enum rc parent_fsync(const char *folder, struct err *e)
 {
@@ -43,19 +39,12 @@ static enum rc parent_fsync(const char *folder, struct err *e)
 /* LMDB and its locks work on one machine's files only. */
 static enum rc refuse_remote(int folder_fd, const char *folder, struct err *e)
 {
-    struct statfs fs;
-    if (fstatfs(folder_fd, &fs)) return RC_OK;
-    static const struct {
-        int magic;
-        const char *name;
-    } remote[] = {
-        {NFS_SUPER_MAGIC, "NFS"}, {CIFS_MAGIC, "CIFS"}, {SMB2_MAGIC, "SMB"}, {SMB1_MAGIC, "SMB"}, {NINEP_MAGIC, "9p"}};
-    for (size_t i = 0; i < sizeof remote / sizeof *remote; i++)
-        if ((int)fs.f_type == remote[i].magic)
-            return err_set(e, RC_FAILED, EXIT_CONFIG, "remote_state",
-                           "%s lies on %s: a state must lie on a local disk (give "
-                           "--state)",
-                           folder, remote[i].name);
+    const char *remote = lmdb_remote_filesystem(folder_fd);
+    if (remote)
+        return err_set(e, RC_FAILED, EXIT_CONFIG, "remote_state",
+                       "%s lies on %s: a state must lie on a local disk (give "
+                       "--state)",
+                       folder, remote);
     return RC_OK;
 }
 
