@@ -27,6 +27,10 @@ const struct command command_table[] = {
      "Cuts a model into a folder of one part a rank, so that a rank reads no more than its own. The folder is a model for that "
      "number of ranks: same answers, same identity.",
      cmd_shard, false},
+    {"cache", "stat|verify|prune DIR",
+     "What a folder of stored prompts holds; reads all of it and deletes what is damaged; deletes what is no longer "
+     "wanted.",
+     cmd_cache, false},
     {"bench", "decode|prefill|round|kernel|sum --model M", "Measures the engine alone.", cmd_bench, false},
     {0}};
 

@@ -112,7 +112,7 @@ static const struct option_row rows[] = {
      "Record hashes of the hidden state and the logits of every generated token."},
     {"quiet", NULL, OPTION_FLAG, AT(quiet), 0, 0, NULL, NULL, " run check export bench ",
      "No progress and no final line; warnings and errors stay."},
-    {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " status bench ", "One JSON object on stdout."},
+    {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " status bench cache ", "One JSON object on stdout."},
     {"show", NULL, OPTION_FLAG, AT(show), 0, 0, NULL, NULL, " tokenize ", "Each token's piece of text beside its id."},
     {"prompt", "TOKENS", OPTION_INT64, AT(bench_prompt), 1, 1 << 24, NULL, "512", " bench ", "Tokens of each prompt."},
     {"tokens", "TOKENS", OPTION_INT64, AT(bench_tokens), 1, 1 << 24, NULL, "128", " bench ",
@@ -126,6 +126,10 @@ static const struct option_row rows[] = {
     {"accept", "SHARE", OPTION_DECIMAL, AT(bench_accept), 0, 1, NULL, "as measured", " bench ",
      "round: the share of drafts taken as right in tokens/s, where made-up weights say nothing about it."},
     {"csv", NULL, OPTION_FLAG, AT(csv), 0, 0, NULL, NULL, " bench ", "round, kernel, sum: comma-separated values."},
+    {"to", "GIB", OPTION_DECIMAL, AT(prune_gib), 0, 1 << 20, NULL, NULL, " cache ",
+     "prune: delete what was least recently used until each rank has no more than this."},
+    {"unused", "DAYS", OPTION_DECIMAL, AT(prune_days), 0, 36500, NULL, NULL, " cache ",
+     "prune: delete what was not used for this long."},
     {"fault", "RANK:KIND@STEP", OPTION_FAULT, AT(fault), 0, 0, NULL, NULL, MODEL_USERS,
      "Test option: this rank fails once, in this step. KIND: exit, kill, stop, hang, token, state, plan."},
 };
@@ -146,6 +150,7 @@ static const struct command_rule rules[] = {
     {"model", 1, 1, "one model file", false, false},
     {"tokenize", 1, 1, "one model file", false, false},
     {"shard", 1, 1, "one model", false, true},
+    {"cache", 2, 2, "stat, verify or prune, and a folder", false, false},
     {"bench", 1, 1, "decode, prefill, round, kernel or sum", true, false},
 };
 
@@ -154,7 +159,7 @@ static const struct {
     const char *meaning;
 } exit_table[] = {
     {EXIT_DONE, "all jobs done, or nothing to do"},
-    {EXIT_SOME_FAILED, "finished, some jobs failed (check: would fail)"},
+    {EXIT_SOME_FAILED, "finished, some jobs failed (check: would fail; cache verify: found damage)"},
     {EXIT_USAGE, "command line"},
     {EXIT_JOB_FILE, "job file invalid, nothing ran"},
     {EXIT_NO_INPUT, "an input is missing"},
@@ -321,6 +326,8 @@ static struct options options_standard(void)
         .bench_tokens = 128,
         .bench_sequences = 1,
         .bench_repeats = 3,
+        .prune_gib = -1,
+        .prune_days = -1,
     };
 }
 
@@ -377,6 +384,13 @@ static enum rc rules_check(const struct command *c, const struct command_rule *r
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "missing_option", "tandem %s needs --out", c->name);
     if (!strcmp(c->name, "bench") && !word_in("decode|prefill|round|kernel|sum", o->files[0]))
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_argument", "tandem bench needs %s, not %s", rule->files, o->files[0]);
+    if (!strcmp(c->name, "cache")) {
+        bool prune = !strcmp(o->files[0], "prune"), given = o->prune_gib >= 0 || o->prune_days >= 0;
+        if (!word_in("stat|verify|prune", o->files[0]))
+            return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_argument", "tandem cache needs %s, not %s", rule->files, o->files[0]);
+        if (prune != given)
+            return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_argument", "--to and --unused are for tandem cache prune, which needs one");
+    }
     if (o->prefill_rows % 64)
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_value", "--prefill-rows %d: must be a multiple of 64",
                        o->prefill_rows);

@@ -50,6 +50,8 @@ struct options {
     const char *bench_as;     /* "0/2": this rank's share, alone; NULL: real ranks */
     double bench_accept;      /* of drafts, 0: as measured */
     bool csv;
+    double prune_gib;         /* cache prune: what may stay, < 0: not given */
+    double prune_days;        /* cache prune: what was not used for so long goes, < 0: not given */
 };
 
 struct command {
@@ -76,5 +78,6 @@ int cmd_model(const struct options *o);
 int cmd_tokenize(const struct options *o);
 int cmd_bench(const struct options *o);
 int cmd_shard(const struct options *o);
+int cmd_cache(const struct options *o);
 
 #endif

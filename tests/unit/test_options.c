@@ -26,6 +26,7 @@ const struct command command_table[] = {{"check", "JOBS...", "Checks.", nothing,
                                         {"export", "--out OUT", "Exports.", nothing, false},
                                         {"model", "M", "Shows.", nothing, false},
                                         {"tokenize", "M", "Tokenizes.", nothing, false},
+                                        {"cache", "WHAT DIR", "Looks.", nothing, false},
                                         {"bench", "WHAT", "Measures.", nothing, false},
                                         {"secret", "", "Hidden.", nothing, true},
                                         {0}};
@@ -169,6 +170,12 @@ static void test_bad_values(void **ctx)
     bad("run a --model m --out x --ranks 99999999999999999999", "--ranks");
     bad("run a --model m --out x --ranks= ", "--ranks");
     bad("run a --model m --out x --ranks 0x2", "--ranks 0x2");
+    bad("cache stat", "stat, verify or prune, and a folder");
+    bad("cache stat d e", "unexpected argument e");
+    bad("cache state d", "not state");
+    bad("cache prune d", "--to and --unused");
+    bad("cache verify d --unused 0", "--to and --unused");
+    bad("cache prune d --to -1", "--to -1");
     bad("run a --model m --out x --grace inf", "--grace inf");
     bad("run a --model m --out x --grace nan", "--grace nan");
     bad("run a --model m --out x --grace 1e3", "--grace 1e3");
