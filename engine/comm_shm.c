@@ -67,7 +67,8 @@ static enum rc part_publish(struct comm_shm *m, enum collective kind, const floa
     if (floats > m->max_floats) return fail_too_large(m, floats, e);
     enum rc rc = lockstep_check(m->segment, e);
     if (rc != RC_OK) return rc;
-    struct segment_slot *slot = segment_slot_of(m->segment, m->comm.rank, (unsigned)(++m->number & 1));
+    m->number = lockstep_published(m->segment, m->comm.rank, SEGMENT_COMM) + 1; /* exchanges count too */
+    struct segment_slot *slot = segment_slot_of(m->segment, m->comm.rank, (unsigned)(m->number & 1));
     slot->floats = floats;
     slot->kind = kind;
     slot->zeros = part == NULL;

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "engine_private.h"
 #include "fault_strike.h"
@@ -268,9 +269,20 @@ struct engine_sizes engine_sizes_of(const struct engine *e)
     if (!e->mtp) return s;
     s.mtp_pass.linear = head + weight_bytes_of(e, e->weights.mtp_fc);
     add_layer(e, &e->weights.layers[layers], &s.mtp_pass);
-    s.mtp_pass.kv_token = page / KV_PAGE_TOKENS / (size_t)kv_layers;
+    if (kv_layers) s.mtp_pass.kv_token = page / KV_PAGE_TOKENS / (size_t)kv_layers;
     return s;
 }
+
+struct engine_prefix_shape engine_prefix_shape_of(const struct engine *e)
+{
+    const uint64_t what[] = {(uint64_t)e->o.rank, (uint64_t)e->o.ranks, (uint64_t)e->o.kv, (uint64_t)e->o.weights, e->mtp,
+                             model_forward_page_bytes(e->forward), model_forward_slot_bytes(e->forward), partition_digest(&e->partition)};
+    return (struct engine_prefix_shape){.block_bytes = model_forward_page_bytes(e->forward),
+                                        .state_bytes = model_forward_slot_bytes(e->forward),
+                                        .seed = XXH3_64bits_withSeed(what, sizeof what, XXH3_64bits(e->kern->numerics, strlen(e->kern->numerics)))};
+}
+
+void engine_use_prefixes(struct engine *e, struct prefix_store *s) { e->prefixes = s; }
 
 static const char *request_problem(struct engine *e, const struct engine_request *r)
 {
@@ -301,6 +313,7 @@ enum rc engine_submit(struct engine *e, const struct engine_request *r, struct e
     struct sequence *s = NULL;
     enum rc rc = sequence_open(r, e->o.trace, &s, err);
     if (rc == RC_OK && r->snapshot) rc = engine_snapshot_take(e, r, s, err);
+    if (rc == RC_OK) rc = engine_prefix_submitted(e, s, err);
     if (rc != RC_OK) {
         sequence_free(s);
         return rc;

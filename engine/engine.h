@@ -54,6 +54,7 @@ struct engine_options {
     enum spec_mode spec;     /* SPEC_MTP: RC_BAD_INPUT, EXIT_CONFIG where the model has no MTP layer */
     int drafts;              /* most drafts of a round, 1..KERN_MAX_DRAFTS; 0: ENGINE_DRAFTS */
     bool trace;              /* keep hashes of hidden rows and logits per generated token */
+    bool prefixes;           /* heads of prompts are shared through prefix stores; the same on all ranks. See engine_use_prefixes */
     struct fault fault;      /* FAULT_NONE: no */
 };
 
@@ -123,6 +124,17 @@ int engine_position(const struct engine *e, uint64_t id);
 /* Appends to out (replaced). RC_BAD_INPUT: no such running request, or not at such a position. */
 enum rc engine_snapshot(struct engine *e, uint64_t id, struct buf *out, struct err *err);
 
+/* With the prefixes option: what heads of prompts are kept in and found in from now on; NULL: this rank does not take part (then nobody
+ * hits). Outlives the engine, whose seed it has to be opened with: everything but weights, tokenizer and kernels that decides what
+ * the bytes mean. */
+struct prefix_store;
+struct engine_prefix_shape {
+    size_t block_bytes, state_bytes; /* of 64 positions; at one position. 0: none */
+    uint64_t seed;
+};
+struct engine_prefix_shape engine_prefix_shape_of(const struct engine *e);
+void engine_use_prefixes(struct engine *e, struct prefix_store *s);
+
 /* True while a submitted request is not retired. The same on every rank between steps. */
 bool engine_busy(const struct engine *e);
 /* Runs one step. RC_RETRY (not on rank 0): no plan yet, or it names a request that has not been submitted here; look at the
@@ -142,6 +154,7 @@ struct engine_timing {
     int64_t drafted, accepted; /* draft tokens verified, and those that were right */
     int64_t preemptions;
     int64_t max_in_step; /* most sequences that shared a step with it, itself included */
+    int64_t cached_tokens; /* of the prompt, that came from the prefix store */
 };
 
 struct engine_event {
@@ -166,7 +179,7 @@ struct engine_stats {
     uint64_t steps, prefill_rows, decode_rows, preemptions;
     uint64_t tokens; /* sampled */
     uint64_t drafted, accepted;
-    uint64_t restored_rows; /* prompt rows that came from snapshots */
+    uint64_t restored_rows; /* prompt rows that came from snapshots and prefix stores */
     int max_sequences_in_step;
 };
 struct engine_stats engine_stats_of(const struct engine *e);

@@ -45,6 +45,7 @@ struct engine {
     struct partition partition;
     struct model_weights weights;
     struct model_forward *forward;
+    struct prefix_store *prefixes; /* NULL: none, or it failed */
     struct tokenizer *tokenizer; /* end tokens and vocabulary size; rank 0 decodes */
     struct kv_pages pages;
     bool slot_used[PLAN_MAX_SEGMENTS];
@@ -106,6 +107,17 @@ bool engine_takes_best(const struct sequence *s);
  * Logits are overwritten. */
 enum rc engine_pick(struct engine *e, const struct sequence *s, int position, int32_t best, float *logits, int32_t *out,
                     struct err *err);
+
+/* ---- engine_prefix.c; nothing without the prefixes option ---- */
+
+/* After its tokens are there. */
+enum rc engine_prefix_submitted(struct engine *e, struct sequence *s, struct err *err);
+/* Rank 0: sets held, probe and cut. */
+void engine_prefix_want(const struct engine *e, const struct sequence *s, struct plan_sequence *out);
+/* Collective: a queued sequence gets what all ranks' stores have of its prompt. */
+enum rc engine_prefix_probe(struct engine *e, struct sequence *s, struct err *err);
+/* Puts what a running sequence has computed into this rank's store. */
+void engine_prefix_keep(struct engine *e, const struct sequence *s);
 
 /* ---- engine_snapshot.c ---- */
 

@@ -42,6 +42,7 @@ static enum rc build_plan(struct engine *e, struct err *err)
             .pages = s->n_pages,
         };
         if (s->state != PLAN_QUEUED && !s->retire && s->computed >= s->prompt_tokens) engine_draft_want(e, s, decoding, p);
+        engine_prefix_want(e, s, p);
     }
     struct plan_input in = {
         .step = e->step + 1,
@@ -168,6 +169,7 @@ static enum rc run_actions(struct engine *e, struct err *err)
         else if (kind == PLAN_PREEMPT && s->state == PLAN_RUNNING) rc = preempt(e, s, err);
         else if (kind == PLAN_RESTORE && s->state == PLAN_PREEMPTED) rc = start(e, s, err);
         else if (kind == PLAN_ADMIT && s->state == PLAN_QUEUED) rc = admit(e, s, err);
+        else if (kind == PLAN_PROBE && s->state == PLAN_QUEUED && e->o.prefixes && !s->probed) rc = engine_prefix_probe(e, s, err);
         else return engine_stuck(err, "a plan's action does not fit the request's state");
         if (rc != RC_OK) return rc;
     }
@@ -181,6 +183,7 @@ static bool segment_fits(const struct engine *e, const struct plan_segment *p, c
     if (!s || s->state != PLAN_RUNNING || p->position_first != s->computed) return false;
     if (s->n_pages != kv_pages_for(s->computed)) return false; /* what the planner counted on */
     int left = s->prompt_tokens - s->computed;
+    if (p->keep && !e->o.prefixes) return false;
     if (p->kind == PLAN_PREFILL) return p->rows <= left && p->picks == (p->rows == left);
     return s->sampled && s->computed == s->prompt_tokens + s->sampled - 1 && p->drafts <= e->drafts &&
            p->drafts < s->max_tokens - s->sampled && (p->source != DRAFT_NGRAM || e->ngram) && (p->source != DRAFT_MTP || e->mtp);
@@ -418,5 +421,7 @@ enum rc engine_step(struct engine *e, struct err *err)
     }
     if (rc == RC_OK) rc = commit(e, &b.batch, err);
     if (rc == RC_OK && e->mtp) rc = engine_mtp_prompt(e, err);
+    for (uint32_t i = 0; i < e->plan.n_segments && rc == RC_OK; i++)
+        if (e->plan.segments[i].keep) engine_prefix_keep(e, e->work[i].sequence);
     return rc;
 }

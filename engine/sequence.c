@@ -62,6 +62,7 @@ void sequence_free(struct sequence *s)
     free(s->tokens);
     free(s->pages);
     free(s->saved);
+    free(s->keys);
     free(s->trace);
     draft_index_free(&s->index);
     token_counts_free(&s->counts);

@@ -6,6 +6,7 @@
 
 #include "draft.h"
 #include "engine.h"
+#include "prefix_store.h"
 #include "step_plan.h"
 #include "tokenizer.h"
 
@@ -19,7 +20,7 @@ struct sequence {
     int prompt_tokens, max_tokens;
     int sampled;          /* tokens sampled so far, the same on every rank */
     int answered;         /* rank 0: those of the answer; fewer when a stop string ended it within a round */
-    int computed;         /* positions whose KV is stored; while queued: that its snapshot holds */
+    int computed;         /* positions whose KV is stored; while queued: that its snapshot or hit holds */
     uint64_t token_chain; /* chained hash of prompt and sampled tokens */
     struct sampling sampling;
     struct token_counts counts;
@@ -27,7 +28,9 @@ struct sequence {
     int slot;             /* RUNNING: its slot in model_forward */
     int32_t *pages;       /* block table, room for the whole request */
     int n_pages;          /* kv_pages_for(computed) between steps */
-    char *saved;          /* PREEMPTED, QUEUED with a snapshot: n_pages pages, then the slot */
+    char *saved;          /* PREEMPTED, QUEUED with a snapshot or a hit: n_pages pages, then the slot */
+    bool probed;          /* the stores were asked */
+    struct prefix_key *keys; /* rank 0, where prefixes are used: of the prompt's whole blocks */
     struct draft_index index; /* of its tokens, from its admission on, where n-grams are used */
     struct draft_rates rates; /* rank 0 */
     int matched;              /* rank 0: common past of the n-gram drafts planned */

@@ -72,6 +72,8 @@ static void serve(struct build *b, const struct plan_sequence *s, int pages_held
 {
     bool decode = s->computed >= s->prompt_tokens;
     int rows = decode ? 1 : s->prompt_tokens - s->computed;
+    const bool cut = !decode && s->cut > s->computed && s->cut - s->computed < rows;
+    if (cut) rows = s->cut - s->computed;
     if (!decode && rows > b->rows_left) rows = b->rows_left / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
     if (rows <= 0 || b->out->n_segments == PLAN_MAX_SEGMENTS) return;
     int missing = kv_pages_for(s->computed + rows) - pages_held;
@@ -91,6 +93,7 @@ static void serve(struct build *b, const struct plan_sequence *s, int pages_held
         .rows = rows,
         .kind = decode ? PLAN_DECODE : PLAN_PREFILL,
         .picks = s->computed + rows >= s->prompt_tokens,
+        .keep = cut && s->computed + rows == s->cut,
     };
 }
 
@@ -131,7 +134,12 @@ static void bring_in(struct build *b)
     }
     for (int i = 0; i < in->n_sequences && running < in->active && b->rows_left > 0; i++) {
         const struct plan_sequence *s = &in->sequences[i];
-        if (s->state != PLAN_QUEUED || s->retire) continue;
+        if (s->state != PLAN_QUEUED || s->retire || s->held) continue;
+        if (s->probe) {
+            if (!act(b, s->request, PLAN_PROBE)) return;
+            running++; /* it has a place in the next plan */
+            continue;
+        }
         int first_rows = s->prompt_tokens - s->computed;
         if (first_rows > b->rows_left) first_rows = b->rows_left;
         if (b->pages_free < kv_pages_for(s->computed + first_rows) + running) return;
@@ -151,10 +159,10 @@ static void add_drafts(struct build *b)
         if (g->kind != PLAN_DECODE) continue;
         int held = kv_pages_for(s->computed + 1);
         int64_t room = ((int64_t)held + b->pages_free) * KV_PAGE_TOKENS - (s->computed + 1);
-        g->drafts = s->drafts < room ? s->drafts : (int32_t)room;
+        g->drafts = (int16_t)(s->drafts < room ? s->drafts : room);
         if (!g->drafts) continue;
         g->rows = 1 + g->drafts;
-        g->source = (int32_t)s->source;
+        g->source = (int16_t)s->source;
         b->pages_free -= kv_pages_for(s->computed + g->rows) - held;
     }
 }
@@ -202,6 +210,7 @@ static bool segment_ok(const struct plan_segment *s)
     if (s->rows < 1 || s->position_first < 0 || s->rows > INT32_MAX - s->position_first) return false;
     if (s->drafts < 0 || s->drafts > KERN_MAX_DRAFTS || s->source < DRAFT_NONE || s->source >= DRAFT_SOURCES) return false;
     if ((s->drafts == 0) != (s->source == DRAFT_NONE)) return false;
+    if (s->keep != 0 && (s->keep != 1 || s->kind != PLAN_PREFILL || s->picks || (s->position_first + s->rows) % KV_PAGE_TOKENS)) return false;
     if (s->kind == PLAN_DECODE) return s->rows == 1 + s->drafts && s->picks == 1;
     return s->kind == PLAN_PREFILL && s->drafts == 0 && (s->picks == 0 || s->picks == 1);
 }
@@ -218,7 +227,7 @@ enum rc step_plan_unpack(const void *bytes, size_t n_bytes, struct step_plan *ou
     memcpy(out->actions, at + head_bytes(), actions);
     memcpy(out->segments, at + head_bytes() + actions, segments);
     for (uint32_t i = 0; i < out->n_actions; i++)
-        if (out->actions[i].kind < PLAN_RETIRE || out->actions[i].kind > PLAN_ADMIT) goto bad;
+        if (out->actions[i].kind < PLAN_RETIRE || out->actions[i].kind > PLAN_PROBE) goto bad;
     for (uint32_t i = 0; i < out->n_segments; i++)
         if (!segment_ok(&out->segments[i])) goto bad;
     return RC_OK;

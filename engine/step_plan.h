@@ -14,7 +14,8 @@ enum plan_action_kind {
     PLAN_RETIRE = 1, /* the request is over: free what it holds */
     PLAN_PREEMPT,    /* save its KV and its slot to host memory and free its pages */
     PLAN_RESTORE,    /* take pages and put back what was saved */
-    PLAN_ADMIT       /* from the queue into the active set; with a snapshot: as RESTORE */
+    PLAN_ADMIT,      /* from the queue into the active set; with a snapshot or a hit: as RESTORE */
+    PLAN_PROBE       /* look for the head of its prompt in the prefix stores; it stays queued */
 };
 
 enum plan_segment_kind { PLAN_DECODE = 1, PLAN_PREFILL };
@@ -30,8 +31,9 @@ struct plan_segment {
     int32_t rows;   /* decode: 1 + drafts, and a token is sampled after each */
     int32_t kind;   /* enum plan_segment_kind; decode segments come first */
     int32_t picks;  /* 1: a token is sampled after the last row */
-    int32_t drafts; /* 0 .. KERN_MAX_DRAFTS */
-    int32_t source; /* enum draft_source; DRAFT_NONE without drafts */
+    int16_t drafts; /* 0 .. KERN_MAX_DRAFTS */
+    int16_t source; /* enum draft_source; DRAFT_NONE without drafts */
+    int32_t keep;   /* 1: prompt rows after which the stores keep what was computed */
 };
 struct step_plan {
     uint64_t step;
@@ -52,6 +54,9 @@ struct plan_sequence {
     int prompt_tokens;
     int computed;     /* positions whose KV is stored; QUEUED: that a snapshot holds */
     int pages;        /* held now; QUEUED, PREEMPTED: needed to restore; always those of `computed` */
+    bool held;        /* QUEUED: not to be admitted yet */
+    bool probe;       /* QUEUED: to be probed before it is admitted */
+    int cut;          /* prompt rows do not pass this position at once and are kept when they reach it, a multiple of 64; 0: none */
     int drafts;       /* wanted, should its next row be a decode row */
     enum draft_source source;
 };

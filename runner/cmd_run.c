@@ -95,6 +95,7 @@ static struct job_timing timing_of(const struct dispatch_outcome *o, const struc
     t.accepted = e->accepted;
     t.sequences_in_step = e->max_in_step;
     t.preemptions = e->preemptions;
+    t.cached_tokens = e->cached_tokens;
     t.completion_tokens = (int64_t)o->done->n_tokens;
     t.tpot_us = o->done->n_tokens > 1 ? e->decode_us / ((int64_t)o->done->n_tokens - 1) : 0;
     return t;
@@ -108,7 +109,7 @@ static enum rc store_answer(struct run *r, size_t index, const struct held_job *
     struct job_timing t = timing_of(o, h);
     struct job_answer a = {.text = d->text, .text_len = d->text_len,
                            .finish_reason = d->finish == FINISH_STOP ? "stop" : "length",
-                           .prompt_tokens = t.prompt_tokens, .completion_tokens = t.completion_tokens,
+                           .prompt_tokens = t.prompt_tokens, .cached_tokens = t.cached_tokens, .completion_tokens = t.completion_tokens,
                            .model = h->spec.model ? h->spec.model : prompter_model_name(r->prompter),
                            .created = (int64_t)time(NULL), .trace = d->trace, .n_trace = d->trace ? d->n_tokens : 0};
     struct buf record = {0}, timing = {0};
@@ -226,6 +227,8 @@ static enum rc open_all(struct run *r, struct err *e)
     return rc;
 }
 
+static const struct job_head *head_of_entry(const void *ctx, size_t index) { return &((const struct job_set *)ctx)->entries[index].head; }
+
 /* Counts what is there, records what is known to fail, lists what must run. */
 static enum rc plan(struct run *r, struct err *e)
 {
@@ -247,6 +250,8 @@ static enum rc plan(struct run *r, struct err *e)
         else
             r->pending[r->n_pending++] = i;
     }
+    const struct options *o = r->options;
+    if (o->order ? !strcmp(o->order, "tree") : o->cache != NULL) job_order_by_head(head_of_entry, &r->set, r->pending, r->n_pending);
     return rc;
 }
 

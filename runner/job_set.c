@@ -259,6 +259,7 @@ static enum rc good_line(struct loading *l, int source, const struct job_line *l
     sha256_update(&l->input, 32, entry->line_digest);
     body_digest(spec, entry->body_digest);
     if (!id_add_last(l) || !entry_documents(entry, set->sources[source].root, spec)) return err_no_memory(e);
+    job_head_make(spec, entry->document_digests, entry->document_digests_bytes, &entry->head);
     if (!spec->fault.status) return RC_OK;
     set->faults++;
     struct err problem;

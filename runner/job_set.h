@@ -9,6 +9,7 @@
 
 #include "base.h"
 #include "document.h"
+#include "job_order.h"
 #include "job_spec.h"
 #include "options.h"
 #include "state.h"
@@ -31,6 +32,7 @@ struct job_entry {
     size_t document_digests_bytes;
     struct job_fault *fault;            /* NULL: none. The job's record is known without running it */
     bool bad_line;                      /* the line is no job (only with skip_bad_lines) */
+    struct job_head head;               /* of a job */
     unsigned char key[STATE_KEY_BYTES]; /* after job_set_register */
 };
 

@@ -33,6 +33,10 @@ struct options {
     const char *spec;         /* "auto", "mtp", "ngram", "off"; NULL: "auto", in bench "off" */
     int drafts;               /* default 3 */
     int prefill_rows;         /* 0: 512 */
+    const char *order;        /* "input", "tree"; NULL: tree where there is a cache */
+    const char *cache;        /* run: folder of the prefix stores, NULL: none */
+    int cache_gib;            /* most that a rank's part holds, 0: no bound; default 64 */
+    int cache_free_gib;       /* what its file system keeps free; default 4 */
     struct lockstep_bounds bounds; /* --collective-timeout, --lockstep-timeout, --watchdog: seconds, decimals allowed */
     double grace_s;           /* --grace, default 20 */
     int restarts;             /* --restarts: restarts of a group without progress before giving up, default 5 */

@@ -19,7 +19,7 @@ struct rank_args {
 struct rank_args rank_args_make(const struct options *o, int group, int rank);
 /* Texts of argv in one buffer, NUL after NUL; pointers holds where each starts, ending in NULL. */
 struct rank_argv {
-    char *argv[64];
+    char *argv[80];
     struct buf text;
 };
 enum rc rank_args_write(const struct rank_args *a, struct rank_argv *out, struct err *e);

@@ -25,9 +25,11 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "comm.h"
 #include "kern.h"
+#include "prefix_store.h"
 #include "rank_args.h"
 #include "rank_backend.h"
 #include "rank_wire.h"
@@ -43,6 +45,7 @@ struct rank {
     struct kern *kern;
     struct comm *comm;
     struct engine *engine;
+    struct prefix_store *prefixes;
     struct buf in, out;
     size_t out_sent;
     bool leaving;      /* told to, or the socket ended */
@@ -288,6 +291,24 @@ static enum rc say_hello(struct rank *r, const struct buf *identity, int64_t loa
     return send_frame(r, &f) ? RC_OK : err_no_memory(e);
 }
 
+/* A cache that cannot be had costs time, nothing else: this rank offers nothing then. */
+static void open_prefixes(struct rank *r, const struct buf *identity)
+{
+    const struct options *o = &r->args.options;
+    const struct engine_prefix_shape shape = engine_prefix_shape_of(r->engine);
+    struct prefix_store_options p = {.folder = o->cache, .rank = r->args.rank, .block_bytes = shape.block_bytes, .state_bytes = shape.state_bytes,
+                                     .quota_bytes = (uint64_t)o->cache_gib << 30, .free_floor_bytes = (uint64_t)o->cache_free_gib << 30};
+    struct err why = {0};
+    char line[sizeof why.text + 320];
+    XXH128_canonical_t fingerprint;
+    if (!o->cache) return;
+    XXH128_canonicalFromHash(&fingerprint, XXH3_128bits_withSeed(identity->data, identity->len, shape.seed));
+    memcpy(p.fingerprint.bytes, fingerprint.digest, sizeof p.fingerprint.bytes);
+    if (prefix_store_open(&p, &r->prefixes, &why) == RC_OK) engine_use_prefixes(r->engine, r->prefixes);
+    else log_line(LOG_WARN, "going on without the cache: %s", err_format(&why, line, sizeof line));
+    segment_beat(r->segment, r->args.rank);
+}
+
 static enum rc load(struct rank *r, struct err *e)
 {
     struct buf identity = {0};
@@ -301,6 +322,7 @@ static enum rc load(struct rank *r, struct err *e)
     segment_beat(r->segment, r->args.rank);
     rc = engine_open(&options, r->kern, r->comm, r->segment, &r->engine, e);
     if (rc != RC_OK) goto out;
+    open_prefixes(r, &identity);
     rc = say_hello(r, &identity, clock_now_us() - start_us, e);
 out:
     buf_free(&identity);
@@ -343,6 +365,7 @@ int rank_main(int argc, char **argv)
     else
         say_why(&r, &e);
     if (r.engine) engine_close(r.engine);
+    prefix_store_close(r.prefixes);
     if (r.comm) r.comm->close(r.comm);
     if (r.kern) r.kern->close(r.kern);
     if (r.map) munmap(r.map, r.map_bytes);

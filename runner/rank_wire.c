@@ -112,6 +112,7 @@ static void put_done(struct buf *out, const struct wire_done *d)
     put_i64(out, d->timing.accepted);
     put_i64(out, d->timing.preemptions);
     put_i64(out, d->timing.max_in_step);
+    put_i64(out, d->timing.cached_tokens);
     put_bytes(out, d->text, d->text_len);
     put_ids(out, d->tokens, d->n_tokens);
     put_u32(out, d->trace ? (uint32_t)d->n_tokens : 0);
@@ -351,6 +352,7 @@ static bool get_done(struct cursor *c, struct wire_done *d, struct buf *store)
     d->timing.accepted = get_i64(c);
     d->timing.preemptions = get_i64(c);
     d->timing.max_in_step = get_i64(c);
+    d->timing.cached_tokens = get_i64(c);
     d->text_len = get_count(c, 1);
     d->text = (const char *)take(c, d->text_len);
     d->n_tokens = get_count(c, 4);

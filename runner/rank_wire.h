@@ -9,7 +9,7 @@
 #include "base.h"
 #include "engine.h"
 
-enum { WIRE_MAX_FRAME_BYTES = 64 << 20, WIRE_VERSION = 2 };
+enum { WIRE_MAX_FRAME_BYTES = 64 << 20, WIRE_VERSION = 3 };
 
 enum wire_type {
     WIRE_HELLO = 1,  /* rank -> runner, once loaded */

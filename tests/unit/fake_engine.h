@@ -78,6 +78,14 @@ struct engine_sizes engine_sizes_of(const struct engine *e)
     return (struct engine_sizes){.limits = {1000, 100, 4096}, .weight_bytes = 11, .kv_bytes = 22, .partition_digest = 33};
 }
 
+struct engine_prefix_shape engine_prefix_shape_of(const struct engine *e)
+{
+    (void)e;
+    return (struct engine_prefix_shape){0};
+}
+
+void engine_use_prefixes(struct engine *e, struct prefix_store *s) { (void)e, (void)s; }
+
 enum rc engine_limits_plan(const struct engine_options *o, const struct model_file *m, struct engine_limits *out,
                            struct err *e)
 {

@@ -33,7 +33,7 @@ static struct wire_frame sample(enum wire_type type)
     case WIRE_TOKEN: f.u.token = (struct wire_token){1, 2, 3}; break;
     case WIRE_DONE:
         f.u.done = (struct wire_done){.id = 9, .finish = FINISH_LENGTH, .prompt_tokens = 100,
-            .timing = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, .text = "caf\xc3\xa9\0x", .text_len = 7, .tokens = ids, .n_tokens = 5,
+            .timing = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, .text = "caf\xc3\xa9\0x", .text_len = 7, .tokens = ids, .n_tokens = 5,
             .trace = trace};
         break;
     case WIRE_FAILED: f.u.text = (struct wire_text){11, 0, "non_finite_logits", "a logit is NaN"}; break;
@@ -255,7 +255,7 @@ static void lies(void **state)
     decode_patched(WIRE_SUBMIT, prompt_count + 4 + 20 + 8, "\x00", 1, RC_BAD_INPUT);         /* NUL in a stop string */
     decode_patched(WIRE_SUBMIT, 6 + 8 + 4, "\x02", 1, RC_BAD_INPUT);                         /* a flag that is no flag */
     decode_patched(WIRE_DONE, 6 + 8, "\x02\x00\x00\x00", 4, RC_BAD_INPUT);                   /* finish reason */
-    const size_t trace_count = 6 + 8 + 4 + 8 + 80 + 4 + 7 + 4 + 20;
+    const size_t trace_count = 6 + 8 + 4 + 8 + 88 + 4 + 7 + 4 + 20;
     decode_patched(WIRE_DONE, trace_count, "\x04\x00\x00\x00", 4, RC_BAD_INPUT);             /* traces are not tokens */
 }
 

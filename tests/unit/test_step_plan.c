@@ -98,6 +98,38 @@ static void test_restore_goes_before_admission(void **state)
     assert_segment(&p, 1, 3, PLAN_DECODE, 100, 1, 1);
 }
 
+/* A held request is passed over, one to be probed gets that and a place, later ones are admitted beside it. */
+static void test_held_and_probed(void **state)
+{
+    (void)state;
+    struct plan_sequence s[] = {queued(1, 100), queued(2, 100), queued(3, 100), queued(4, 100)};
+    s[0].held = s[1].probe = true;
+    struct step_plan p = build(s, 4, 2, 512, 100);
+    assert_int_equal(p.n_actions, 2);
+    assert_true(p.actions[0].kind == PLAN_PROBE && p.actions[0].request == 2);
+    assert_true(p.actions[1].kind == PLAN_ADMIT && p.actions[1].request == 3);
+    assert_int_equal(p.n_segments, 1);
+    assert_segment(&p, 0, 3, PLAN_PREFILL, 0, 100, 1);
+}
+
+/* Prompt rows end where they are to be kept, and say so; not when the budget ends them before, nor past it. */
+static void test_rows_are_cut_where_they_are_kept(void **state)
+{
+    (void)state;
+    struct plan_sequence s[] = {running(1, 1, 1000, 128, 2)};
+    s[0].cut = 320;
+    struct step_plan p = build(s, 1, 1, 512, 100);
+    assert_segment(&p, 0, 1, PLAN_PREFILL, 128, 192, 0);
+    assert_int_equal(p.segments[0].keep, 1);
+    p = build(s, 1, 1, 128, 100);
+    assert_segment(&p, 0, 1, PLAN_PREFILL, 128, 128, 0);
+    assert_int_equal(p.segments[0].keep, 0);
+    s[0].computed = 320, s[0].pages = 5;
+    p = build(s, 1, 1, 512, 100);
+    assert_segment(&p, 0, 1, PLAN_PREFILL, 320, 512, 0);
+    assert_int_equal(p.segments[0].keep, 0);
+}
+
 static void test_retire_frees_pages_for_this_step(void **state)
 {
     (void)state;
@@ -239,10 +271,10 @@ static void test_unpack_refuses_odd_segments(void **state)
     const struct plan_segment decode = {.request = 1, .position_first = 70, .rows = 4, .kind = PLAN_DECODE, .picks = 1,
                                         .drafts = 3, .source = DRAFT_NGRAM};
     const struct plan_segment prefill = {.request = 1, .position_first = 64, .rows = 4, .kind = PLAN_PREFILL};
-    struct plan_segment odd[14];
-    for (int i = 0; i < 14; i++) odd[i] = i < 9 ? decode : prefill;
+    struct plan_segment odd[18];
+    for (int i = 0; i < 18; i++) odd[i] = i < 9 ? decode : prefill;
     odd[0].rows = 3;
-    odd[1].drafts = odd[1].rows = -1;
+    odd[1].drafts = (int16_t)(odd[1].rows = -1);
     odd[2].drafts = KERN_MAX_DRAFTS + 1, odd[2].rows = KERN_MAX_DRAFTS + 2;
     odd[3].source = DRAFT_NONE;
     odd[4].source = DRAFT_SOURCES;
@@ -255,10 +287,14 @@ static void test_unpack_refuses_odd_segments(void **state)
     odd[11].rows = 0;
     odd[12].position_first = -64;
     odd[13].source = DRAFT_MTP;
+    odd[14].keep = 2, odd[14].rows = 64;
+    odd[15].keep = 1; /* rows end within a page */
+    odd[16].keep = odd[16].picks = 1, odd[16].rows = 64;
+    odd[17] = decode, odd[17].keep = 1, odd[17].position_first = 60;
     struct step_plan p = {.step = 1, .n_segments = 2, .segments = {decode, prefill}}, q;
     char bytes[sizeof p];
     assert_int_equal(step_plan_unpack(bytes, step_plan_pack(&p, bytes), &q, NULL), RC_OK);
-    for (int i = 0; i < 14; i++) {
+    for (int i = 0; i < 18; i++) {
         p.segments[1] = odd[i];
         if (step_plan_unpack(bytes, step_plan_pack(&p, bytes), &q, NULL) != RC_FATAL) fail_msg("odd segment %d passed", i);
     }
@@ -337,6 +373,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_admits_in_order_within_budget), cmocka_unit_test(test_decode_rows_come_first),
         cmocka_unit_test(test_oldest_preempts_youngest),      cmocka_unit_test(test_restore_goes_before_admission),
+        cmocka_unit_test(test_held_and_probed), cmocka_unit_test(test_rows_are_cut_where_they_are_kept),
         cmocka_unit_test(test_retire_frees_pages_for_this_step), cmocka_unit_test(test_pack_and_unpack),
         cmocka_unit_test(test_drafts_take_what_pages_are_left), cmocka_unit_test(test_drafts_displace_nobody),
         cmocka_unit_test(test_prompts_never_draft),           cmocka_unit_test(test_full_step_with_drafts),
