@@ -194,7 +194,12 @@ static enum rc read_envelope(const struct origin *o, const json_t *root, struct 
     if (rc == RC_OK) rc = member(o, root, "body", JSON_OBJECT, &body, e);
     if (rc != RC_OK) return rc;
     out->canonical_body = json_dumps(body, JSON_SORT_KEYS | JSON_COMPACT);
-    return out->canonical_body && job_spec_body(out, body) ? RC_OK : err_no_memory(e);
+    if (!out->canonical_body || !job_spec_body(out, body)) return err_no_memory(e);
+    const json_t *tandem = json_object_get(root, "tandem");
+    if (!tandem || json_is_null(tandem)) return RC_OK;
+    out->canonical_tandem = json_dumps(tandem, JSON_SORT_KEYS | JSON_COMPACT | JSON_ENCODE_ANY);
+    job_spec_tandem(out, tandem);
+    return out->canonical_tandem ? RC_OK : err_no_memory(e);
 }
 
 enum rc job_spec_parse(const char *line, size_t len, const char *source, int64_t line_number, int64_t line_byte,
@@ -228,6 +233,7 @@ void job_spec_free(struct job_spec *s)
     for (int i = 0; i < s->n_stop; i++) free(s->stop[i]);
     free(s->stop);
     free(s->canonical_body);
+    free(s->canonical_tandem);
     free(s->model);
     free(s->custom_id);
     *s = (struct job_spec){0};

@@ -2,13 +2,18 @@
  *
  * Two grades of fault. The envelope (JSON itself, custom_id, method, url, body being an object) is the job file's: parsing
  * returns RC_BAD_INPUT with line and column, and nothing runs. Anything inside body is the job's own: parsing succeeds and
- * `fault` holds the HTTP-like status, code, param and message for its error record. Unknown top-level keys are ignored;
- * a body field that is known to the API but not implemented, or unknown, is a 400 that names it. */
+ * `fault` holds the HTTP-like status, code, param and message for its error record, and so it is with "tandem", what a line
+ * tells this program alone. Other top-level keys are ignored; a body field that is known to the API but not implemented, or
+ * unknown, is a 400 that names it. */
 #ifndef TANDEM_JOB_SPEC_H
 #define TANDEM_JOB_SPEC_H
 
 #include "base.h"
 #include "sampler.h"
+
+/* Bounds of a job's time limit: a millisecond, a year. */
+#define JOB_TIMEOUT_MIN_S 0.001
+#define JOB_TIMEOUT_MAX_S 31536000.0
 
 enum job_endpoint { JOB_CHAT, JOB_COMPLETION }; /* /v1/chat/completions, /v1/completions */
 
@@ -58,7 +63,9 @@ struct job_spec {
     struct job_thinking thinking;
     char **stop;
     int n_stop;
+    int64_t timeout_us;   /* "tandem": {"timeout_s": ...}; 0: not given */
     char *canonical_body; /* JSON, sorted keys, compact: part of the result's key */
+    char *canonical_tandem; /* the same of "tandem"; NULL: not given */
     struct job_fault fault;
 };
 

@@ -1,4 +1,4 @@
-/* job_spec_body: the fields of a request body, by table.
+/* job_spec_body: the fields of a request body, by table; and the few of "tandem".
  *
  * Every field the API is known to have stands in one of three tables: numbers with their bounds, fields with a reader
  * of their own, and fields that are accepted only while they ask for nothing (null, an empty list, or false where
@@ -579,4 +579,29 @@ bool job_spec_body(struct job_spec *s, const json_t *body)
     check_off_fields(s, body);
     check_unknown_fields(s, body);
     return true;
+}
+
+/* --- "tandem" ----------------------------------------------------------------------------------------------------- */
+
+void job_spec_tandem(struct job_spec *s, const json_t *tandem)
+{
+    static const char *const names[] = {"timeout_s"};
+    static const char timeout_param[] = "tandem.timeout_s";
+    if (!json_is_object(tandem)) {
+        wrong_type(s, "tandem", "an object", tandem);
+        return;
+    }
+    const json_t *timeout = json_object_get(tandem, names[0]);
+    if (timeout && !json_is_null(timeout)) {
+        double seconds = json_number_value(timeout);
+        if (!json_is_number(timeout))
+            wrong_type(s, timeout_param, "a number", timeout);
+        else if (!(seconds >= JOB_TIMEOUT_MIN_S && seconds <= JOB_TIMEOUT_MAX_S))
+            job_fault_set(&s->fault, 400, REQUEST, "invalid_value", timeout_param, "'%s' must be between %.15g and %.15g",
+                          timeout_param, JOB_TIMEOUT_MIN_S, JOB_TIMEOUT_MAX_S);
+        else
+            s->timeout_us = (int64_t)(seconds * 1e6 + 0.5);
+    }
+    const char *unknown = unknown_key(tandem, names, sizeof names / sizeof *names);
+    if (unknown) fault_unknown(s, "tandem", unknown);
 }

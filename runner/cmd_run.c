@@ -6,6 +6,8 @@
  * that dispatch asks: it builds prompts just before they leave and stores each outcome before it counts. The archive is
  * made from the state at the end, also of a run that stopped early; where nothing changed it is left untouched.
  *
+ * Deadlines become one time at which work ends, --grace before the earliest. Outside --window nothing is even opened.
+ *
  * Signals are read from a descriptor while ranks run. A signal that the caller had set to be ignored (nohup, a shell's
  * background job) stays ignored. */
 #define _GNU_SOURCE
@@ -18,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "deadline.h"
 #include "dispatch.h"
 #include "export.h"
 #include "job_result.h"
@@ -35,6 +38,7 @@ struct held_job {
 
 struct run {
     const struct options *options;
+    struct deadline deadline;
     struct job_set set;
     struct prompter *prompter;
     struct state *state;
@@ -140,7 +144,7 @@ static bool build_held(struct run *r, size_t index, struct held_job *h, struct j
     return prompt_build(r->prompter, &h->spec, &documents, &h->prompt, fault);
 }
 
-static enum rc source_build(void *ctx, size_t i, struct engine_request *out, struct err *e)
+static enum rc source_build(void *ctx, size_t i, struct engine_request *out, int64_t *timeout_us, struct err *e)
 {
     struct run *r = ctx;
     struct job_fault fault = {0};
@@ -156,6 +160,7 @@ static enum rc source_build(void *ctx, size_t i, struct engine_request *out, str
                                    .max_tokens = h->prompt.max_tokens, .sampling = h->spec.sampling,
                                    .stop = (const char *const *)h->spec.stop, .n_stop = h->spec.n_stop};
     if (!h->spec.has_seed) out->sampling.seed = job_spec_seed(h->spec.custom_id);
+    *timeout_us = h->spec.timeout_us ? h->spec.timeout_us : r->options->job_timeout_us;
     r->held[i] = h;
     return RC_OK;
 }
@@ -189,6 +194,9 @@ static enum rc source_settle(void *ctx, size_t i, const struct dispatch_outcome 
         int status = strcmp(o->failed->code, "request_too_large") ? 500 : 413;
         job_fault_set(&fault, status, status == 500 ? "server_error" : "invalid_request_error", o->failed->code, "", "%s",
                       o->failed->text);
+    } else if (o->timed_out_us) {
+        job_fault_set(&fault, 408, "timeout_error", "request_timeout", "", "the job was cancelled after %.15g s, its time limit",
+                      (double)o->timed_out_us / 1e6);
     } else {
         job_fault_set(&fault, 500, "server_error", "engine_error", "",
                       "the engine failed %lld times while this job ran, lastly alone: %s",
@@ -207,6 +215,21 @@ static void source_turn(void *ctx, uint64_t tokens)
 static void source_before_log(void *ctx) { progress_hide(&((struct run *)ctx)->progress); }
 
 /* ---- before and after ---- */
+
+/* RC_RETRY: not now. */
+static enum rc find_deadline(struct run *r, struct err *e)
+{
+    const struct options *o = r->options;
+    enum rc rc = deadline_find(&o->deadline, getenv("SLURM_JOB_END_TIME"), (int64_t)time(NULL), &r->deadline, e);
+    if (rc != RC_OK || !o->final || r->deadline.source) return rc;
+    return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "no_deadline", "--final needs a deadline: --deadline, --until or --window");
+}
+
+static int64_t end_of_work_us(const struct run *r)
+{
+    if (!r->deadline.source) return INT64_MAX;
+    return r->deadline.at_s * 1000000 - (int64_t)(r->options->grace_s * 1e6);
+}
 
 static enum rc open_all(struct run *r, struct err *e)
 {
@@ -271,9 +294,10 @@ static int open_signals(void)
 
 static enum rc run_pending(struct run *r, struct dispatch_result *out, struct err *e)
 {
-    struct dispatch_source source = {.ctx = r, .n = r->n_pending, .build = source_build, .release = source_release,
-                                     .attempts = source_attempts, .commit = source_commit, .settle = source_settle,
-                                     .turn = source_turn, .before_log = source_before_log};
+    struct dispatch_source source = {.ctx = r, .n = r->n_pending, .end_us = end_of_work_us(r),
+                                     .build = source_build, .release = source_release, .attempts = source_attempts,
+                                     .commit = source_commit, .settle = source_settle, .turn = source_turn,
+                                     .before_log = source_before_log};
     *out = (struct dispatch_result){.end = DISPATCH_DONE};
     if (!r->n_pending) return RC_OK;
     int signals = open_signals();
@@ -285,22 +309,29 @@ static enum rc run_pending(struct run *r, struct dispatch_result *out, struct er
 }
 
 /* A run that failed in the middle has finished jobs as well: the archive holds them, and the first error stays the one. */
-static enum rc finish(struct run *r, enum rc ran, struct err *e)
+static enum rc finish(struct run *r, enum rc ran, const struct dispatch_result *d, struct err *e)
 {
     if (!r->state || !r->pending) return ran;
-    enum rc rc = export_archive(r->state, r->options->out, r->options->force, e);
+    bool final = r->options->final && d->end == DISPATCH_OUT_OF_TIME;
+    enum rc rc = export_archive(r->state, r->options->out, r->options->force, final, e);
     return ran == RC_OK ? rc : ran;
 }
 
 static int exit_status_of(const struct run *r, const struct dispatch_result *d)
 {
     if (d->end == DISPATCH_STOPPED) return EXIT_RESUMABLE;
+    if (d->end == DISPATCH_OUT_OF_TIME) return r->options->final ? EXIT_SOME_FAILED : EXIT_RESUMABLE;
     if (d->end == DISPATCH_GAVE_UP) return d->exit_status;
     return r->failed ? EXIT_SOME_FAILED : EXIT_DONE;
 }
 
-static const char *note_of(const struct dispatch_result *d)
+static const char *note_of(const struct run *r, const struct dispatch_result *d, char *scratch, size_t scratch_bytes)
 {
+    if (d->end == DISPATCH_OUT_OF_TIME) {
+        snprintf(scratch, scratch_bytes, "ended by %s; %s", r->deadline.source,
+                 r->options->final ? "what is pending is batch_expired in the archive" : "a later run continues");
+        return scratch;
+    }
     if (d->end == DISPATCH_STOPPED) return "stopped; the same command continues";
     if (d->end == DISPATCH_GAVE_UP) return "the ranks are unavailable; the same command continues";
     return "";
@@ -324,17 +355,22 @@ int cmd_run(const struct options *o)
     struct dispatch_result d = {.end = DISPATCH_DONE};
     char line[sizeof e.text + 400];
     if (o->quiet) log_set(LOG_WARN, "");
-    enum rc rc = open_all(&r, &e);
+    enum rc rc = find_deadline(&r, &e);
+    if (rc == RC_RETRY) {
+        log_line(LOG_INFO, "%s", e.text);
+        return e.exit_status;
+    }
+    if (rc == RC_OK) rc = open_all(&r, &e);
     if (rc == RC_OK) rc = plan(&r, &e);
     if (rc == RC_OK) rc = run_pending(&r, &d, &e);
-    rc = finish(&r, rc, &e);
+    rc = finish(&r, rc, &d, &e);
     int status = rc == RC_OK ? exit_status_of(&r, &d) : e.exit_status ? e.exit_status : EXIT_INTERNAL;
     if (rc != RC_OK) {
         progress_hide(&r.progress);
         log_line(LOG_ERROR, "%s", err_format(&e, line, sizeof line));
     } else {
         progress_update(&r.progress, r.done, r.failed, r.tokens);
-        progress_finish(&r.progress, note_of(&d), o->out);
+        progress_finish(&r.progress, note_of(&r, &d, line, sizeof line), o->out);
     }
     close_all(&r);
     return status;

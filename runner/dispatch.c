@@ -10,6 +10,11 @@
  * Settling it is progress, which the supervisor hears before its backoff ends; the batch goes on. A runner that died left
  * its jobs marked as running: one failure each, found when the job is looked at for the first time.
  *
+ * Time: where the run has an end, a job starts only if it should be done by then, judged by the jobs answered so far; the
+ * first ones start unjudged. What would not is left for another run and others are tried, one a turn, because judging needs
+ * the job's prompt. At the end, what is in flight is taken back. The end is of the clock on the wall, which people set; a
+ * job's own time limit is of the monotonic clock and runs from its first row.
+ *
  * The attempt is committed before the request leaves, the outcome before it is counted. An orderly stop unmarks what was
  * still in flight: being stopped is not a failure. */
 #define _GNU_SOURCE
@@ -19,16 +24,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { TURN_MS = 200, SPARE_REQUESTS = 2, CLOSE_GRACE_US = 5000000 };
 
-enum job_state { JOB_WAITING, JOB_IN_FLIGHT, JOB_SETTLED };
+enum job_state { JOB_WAITING, JOB_IN_FLIGHT, JOB_SETTLED, JOB_LEFT }; /* left: it would not be done in time */
 
 struct job {
     enum job_state state;
     bool looked_at; /* attempts were read from the state */
     bool suspect;
+    bool timed_out; /* settled, while its answer may be on the way */
+    int64_t timeout_us, started_us; /* 0: none; not yet */
     struct state_attempts attempts;
 };
 
@@ -43,6 +51,11 @@ struct lane {
     uint64_t tokens_before, tokens_now; /* of earlier lives, of this one */
 };
 
+/* What the jobs answered in this run took, added up. */
+struct pace {
+    int64_t jobs, queue_us, prefill_us, decode_us, prompt_tokens, answer_tokens;
+};
+
 struct dispatch {
     const struct options *options;
     const struct dispatch_source *source;
@@ -51,11 +64,53 @@ struct dispatch {
     struct pollfd *fds;
     int n_lanes, signal_fd;
     size_t first_waiting; /* no job before it waits, suspects left out */
-    size_t settled, suspects_waiting;
+    size_t settled, left, suspects_waiting;
+    bool left_one; /* in this turn: do not wait, the next one may be in time */
+    struct pace pace;
     bool stopping;
     int64_t stop_by_us;
+    enum dispatch_end end;
     int exit_status;
 };
+
+/* ---- time ---- */
+
+static int64_t unix_now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static bool end_has_come(const struct dispatch *d) { return unix_now_us() >= d->source->end_us; }
+
+static void pace_add(struct pace *p, const struct wire_done *done)
+{
+    p->jobs++;
+    p->queue_us += done->timing.queue_us;
+    p->prefill_us += done->timing.prefill_us;
+    p->decode_us += done->timing.decode_us;
+    p->prompt_tokens += (int64_t)done->prompt_tokens;
+    p->answer_tokens += (int64_t)done->n_tokens;
+}
+
+/* How long a request would take at the pace so far: its own prompt, and an answer of the mean length. Before the first answer
+ * nothing is known, and nothing is held back. */
+static double estimate_us(const struct pace *p, const struct engine_request *r)
+{
+    if (!p->jobs) return 0;
+    double jobs = (double)p->jobs, answer = (double)p->answer_tokens / jobs;
+    double us = (double)p->queue_us / jobs;
+    if (answer > r->max_tokens) answer = r->max_tokens;
+    if (p->prompt_tokens) us += (double)r->prompt_tokens * (double)p->prefill_us / (double)p->prompt_tokens;
+    if (p->answer_tokens) us += answer * (double)p->decode_us / (double)p->answer_tokens;
+    return us;
+}
+
+static bool would_be_in_time(const struct dispatch *d, const struct engine_request *r)
+{
+    return (double)unix_now_us() + estimate_us(&d->pace, r) <= (double)d->source->end_us;
+}
 
 /* ---- jobs ---- */
 
@@ -146,6 +201,7 @@ static enum rc refuse(struct dispatch *d, struct lane *l, size_t i, const struct
     return settle(d, i, &o, e);
 }
 
+/* RC_RETRY: it would not be done in time, and is left. */
 static enum rc start_job(struct dispatch *d, struct lane *l, size_t i, struct err *e)
 {
     const struct dispatch_source *s = d->source;
@@ -153,14 +209,22 @@ static enum rc start_job(struct dispatch *d, struct lane *l, size_t i, struct er
     struct engine_request r = {0};
     struct err refused = {0};
     if (j->suspect) d->suspects_waiting--;
-    enum rc rc = s->build(s->ctx, i, &r, e);
+    enum rc rc = s->build(s->ctx, i, &r, &j->timeout_us, e);
     if (rc == RC_RETRY) {
         j->state = JOB_SETTLED;
         d->settled++;
         return RC_OK;
     }
     if (rc != RC_OK) return rc;
+    if (!would_be_in_time(d, &r)) {
+        j->state = JOB_LEFT;
+        d->left++;
+        d->left_one = true;
+        rc = RC_RETRY;
+        goto release;
+    }
     r.id = i + 1;
+    j->started_us = 0;
     j->attempts.attempts++;
     j->attempts.running = true;
     rc = s->commit(s->ctx, i, &j->attempts, e);
@@ -190,7 +254,7 @@ static bool has_room(const struct dispatch *d, const struct lane *l)
 {
     size_t lanes = 0;
     for (int k = 0; k < d->n_lanes; k++) lanes += !d->lanes[k].gone;
-    size_t share = (d->source->n - d->settled + lanes - 1) / lanes;
+    size_t share = (d->source->n - d->settled - d->left + lanes - 1) / lanes;
     return l->n_in_flight < l->capacity && (size_t)l->n_in_flight < share;
 }
 
@@ -202,6 +266,7 @@ static enum rc feed(struct dispatch *d, struct lane *l, struct err *e)
         enum rc rc = next_job(d, l, &i, e);
         if (rc == RC_RETRY) return RC_OK;
         if (rc == RC_OK) rc = start_job(d, l, i, e);
+        if (rc == RC_RETRY) return RC_OK; /* left: the next one at the next turn */
         if (rc != RC_OK) return rc;
     }
     return RC_OK;
@@ -223,11 +288,13 @@ static bool take_from_lane(struct lane *l, uint64_t id)
 static enum rc end_job(struct dispatch *d, struct lane *l, uint64_t id, struct dispatch_outcome *o, struct err *e)
 {
     if (!take_from_lane(l, id)) {
+        if (id && id <= d->source->n && d->jobs[id - 1].timed_out) return RC_OK; /* on the way when it was cancelled */
         log_line(LOG_WARN, "group %d: an answer to request %llu, which it does not have", l->index,
                  (unsigned long long)id);
         return RC_OK;
     }
     size_t i = (size_t)id - 1;
+    if (o->done) pace_add(&d->pace, o->done);
     d->jobs[i].attempts.running = false;
     o->attempts = d->jobs[i].attempts;
     o->group = l->index;
@@ -246,12 +313,34 @@ static enum rc take_frame(struct dispatch *d, struct lane *l, const struct wire_
         l->tokens_now = f->u.token.tokens_total;
         return RC_OK;
     }
+    if (f->type == WIRE_STARTED) {
+        for (int k = 0; k < l->n_in_flight; k++)
+            if (l->in_flight[k] + 1 == f->u.started) d->jobs[l->in_flight[k]].started_us = clock_now_us();
+        return RC_OK;
+    }
     if (f->type == WIRE_DONE) {
         o.done = &f->u.done;
         return end_job(d, l, f->u.done.id, &o, e);
     }
     o.failed = &f->u.text;
     return end_job(d, l, f->u.text.id, &o, e);
+}
+
+/* Cancels what has been computed for too long; others in the group go on as they were. */
+static enum rc cancel_late(struct dispatch *d, struct lane *l, struct err *e)
+{
+    enum rc rc = RC_OK;
+    int64_t now = clock_now_us();
+    for (int k = l->n_in_flight; rc == RC_OK && k-- > 0;) {
+        size_t i = l->in_flight[k];
+        struct job *j = &d->jobs[i];
+        if (!j->timeout_us || !j->started_us || now - j->started_us <= j->timeout_us) continue;
+        struct dispatch_outcome o = {.timed_out_us = j->timeout_us};
+        j->timed_out = true;
+        group_cancel(l->group, i + 1);
+        rc = end_job(d, l, i + 1, &o, e);
+    }
+    return rc;
 }
 
 static enum rc blame(struct dispatch *d, struct lane *l, size_t i, const char *reason, struct err *e)
@@ -339,7 +428,8 @@ static void take_signal(struct dispatch *d)
 
 static void wait_for_something(struct dispatch *d)
 {
-    int n = 0, timeout_ms = TURN_MS;
+    int n = 0, timeout_ms = d->left_one ? 0 : TURN_MS;
+    d->left_one = false;
     bool signal_watched = d->signal_fd >= 0 && !d->stopping;
     if (signal_watched) d->fds[n++] = (struct pollfd){.fd = d->signal_fd, .events = POLLIN};
     for (int k = 0; k < d->n_lanes; k++) n += group_poll_fds(d->lanes[k].group, d->fds + n, &timeout_ms);
@@ -347,19 +437,34 @@ static void wait_for_something(struct dispatch *d)
         int64_t left_ms = (d->stop_by_us - clock_now_us()) / 1000 + 1;
         if (left_ms < timeout_ms) timeout_ms = left_ms > 0 ? (int)left_ms : 0;
     }
+    int64_t end_ms = d->source->end_us < INT64_MAX ? (d->source->end_us - unix_now_us()) / 1000 + 1 : timeout_ms;
+    if (end_ms < timeout_ms) timeout_ms = end_ms > 0 ? (int)end_ms : 0;
     poll(d->fds, (nfds_t)n, timeout_ms);
     if (signal_watched && d->fds[0].revents) take_signal(d);
 }
 
-static bool has_ended(const struct dispatch *d)
+/* True when the run is over; d->end says as what. */
+static bool has_ended(struct dispatch *d)
 {
     int in_flight = 0, gone = 0;
     for (int k = 0; k < d->n_lanes; k++) {
         in_flight += d->lanes[k].n_in_flight;
         gone += d->lanes[k].gone;
     }
-    if (d->settled == d->source->n || gone == d->n_lanes) return true;
-    return d->stopping && (!in_flight || clock_now_us() >= d->stop_by_us);
+    if (d->settled == d->source->n) {
+        d->end = DISPATCH_DONE;
+        return true;
+    }
+    if (d->stopping) {
+        d->end = DISPATCH_STOPPED;
+        return !in_flight || gone == d->n_lanes || clock_now_us() >= d->stop_by_us || end_has_come(d);
+    }
+    if (gone == d->n_lanes) {
+        d->end = DISPATCH_GAVE_UP;
+        return true;
+    }
+    d->end = DISPATCH_OUT_OF_TIME;
+    return d->settled + d->left == d->source->n || end_has_come(d);
 }
 
 static uint64_t tokens_so_far(const struct dispatch *d)
@@ -382,6 +487,7 @@ static enum rc drive(struct dispatch *d, struct err *e)
         for (int k = 0; k < d->n_lanes; k++) {
             group_pump(d->lanes[k].group);
             enum rc rc = take_events(d, &d->lanes[k], e);
+            if (rc == RC_OK) rc = cancel_late(d, &d->lanes[k], e);
             if (rc != RC_OK) return rc;
         }
     }
@@ -437,11 +543,16 @@ enum rc dispatch_run(const struct options *o, const char *identity, const struct
         err_no_memory(e);
         goto out;
     }
+    if (source->n && end_has_come(&d)) {
+        out->end = DISPATCH_OUT_OF_TIME;
+        rc = RC_OK;
+        goto out;
+    }
     rc = open_lanes(&d, identity, e);
     if (rc == RC_OK) rc = drive(&d, e);
+    out->end = d.end;
     out->tokens = tokens_so_far(&d);
     out->exit_status = d.exit_status;
-    if (d.settled < source->n) out->end = d.stopping ? DISPATCH_STOPPED : DISPATCH_GAVE_UP;
     close_lanes(&d, rc == RC_OK && !d.stopping ? CLOSE_GRACE_US : 0, out);
 out:
     free(d.jobs);

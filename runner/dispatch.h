@@ -16,6 +16,7 @@ struct dispatch_outcome {
     const struct wire_done *done;   /* an answer; or NULL */
     const struct wire_text *failed; /* the ranks refused it or failed on it alone; or NULL */
     const char *killed_ranks;       /* it kept killing its ranks: the last reason; or NULL */
+    int64_t timed_out_us;           /* it was computed for longer than this, and cancelled; or 0 */
     struct state_attempts attempts;
     int group;
 };
@@ -23,9 +24,10 @@ struct dispatch_outcome {
 struct dispatch_source {
     void *ctx;
     size_t n;
-    /* Builds job i's request; its pointers live until release. RC_OK, or RC_RETRY: the job failed on its own and the source
-     * has settled it; anything else ends the run. */
-    enum rc (*build)(void *ctx, size_t i, struct engine_request *out, struct err *e);
+    int64_t end_us; /* UNIX time in microseconds at which work ends; INT64_MAX: when all is done */
+    /* Builds job i's request; its pointers live until release. timeout_us: how long it may be computed, 0: as long as it takes.
+     * RC_OK, or RC_RETRY: the job failed on its own and the source has settled it; anything else ends the run. */
+    enum rc (*build)(void *ctx, size_t i, struct engine_request *out, int64_t *timeout_us, struct err *e);
     void (*release)(void *ctx, size_t i);
     /* The counts of job i as the state has them, and commits them. */
     enum rc (*attempts)(void *ctx, size_t i, struct state_attempts *out, struct err *e);
@@ -41,6 +43,7 @@ struct dispatch_source {
 enum dispatch_end {
     DISPATCH_DONE,    /* every job is settled */
     DISPATCH_STOPPED, /* a signal: what could finish within the grace is settled, the rest is pending */
+    DISPATCH_OUT_OF_TIME, /* end_us: what could finish until then is settled, the rest is pending */
     DISPATCH_GAVE_UP  /* no group is left; exit_status says what the command should end with */
 };
 struct dispatch_result {
@@ -50,9 +53,9 @@ struct dispatch_result {
     uint64_t tokens;
 };
 
-/* Starts o->groups groups, runs all jobs, closes the groups. signal_fd: a signalfd whose first readable signal means stop
- * within o->grace_s (the mask is lifted then, so that a second one ends the process); -1: none. On an error of the source the
- * groups are killed and the error is returned. */
+/* Starts o->groups groups, runs all jobs, closes the groups; after end_us it starts nothing. signal_fd: a signalfd whose first
+ * readable signal means stop within o->grace_s (the mask is lifted then, so that a second one ends the process); -1: none. On
+ * an error of the source the groups are killed and the error is returned. */
 enum rc dispatch_run(const struct options *o, const char *identity, const struct dispatch_source *source, int signal_fd,
                      struct dispatch_result *out, struct err *e);
 

@@ -6,6 +6,9 @@
  * records in registration order, one member after another, since a tar needs them so. Records are copied as they
  * are: the bytes were fixed when the job ended.
  *
+ * In a final archive every job has a record: those without a result get one here that says so. It is made anew in each
+ * pass, of the same bytes, and stored nowhere, so that the next run finds them pending and does them.
+ *
  * An existing output is replaced only when its manifest names this state, or when the caller forces it: another
  * state's answers are never lost by a typing error. */
 #define _GNU_SOURCE
@@ -22,6 +25,7 @@
 
 #include "archive.h"
 #include "build_identity.h"
+#include "job_result.h"
 
 enum { MANIFEST_MAX_BYTES = 1 << 20, MANIFEST_SCHEMA = 1 };
 enum { OUTPUT, ERRORS, TIMING, MEMBERS };
@@ -38,10 +42,12 @@ struct export
 {
     struct state *state;
     const char *path;
+    bool final;
     struct member members[MEMBERS];
     struct state_counts counts;
     struct buf manifest;
     struct buf scratch; /* one result */
+    struct buf record, timing; /* of one job that expired */
 };
 
 static void hex_of(const unsigned char *bytes, size_t n, char *out)
@@ -61,11 +67,30 @@ static bool line_for(const struct state_result *r, int member, struct state_resu
     return (member == OUTPUT) == (r->kind == STATE_OUTPUT);
 }
 
+static enum rc expired(struct export *x, const struct state_job *job, struct state_result *out, struct err *e)
+{
+    struct job_fault fault = {0};
+    struct state_attempts attempts;
+    job_fault_set(&fault, 0, "", "batch_expired", "", "%s",
+                  "This request could not be executed before the completion window expired.");
+    enum rc rc = state_get_attempts(x->state, job->key, &attempts, e);
+    if (rc != RC_OK) return rc;
+    struct job_timing t = {.attempts = attempts.attempts, .rank_restarts = attempts.rank_restarts};
+    buf_clear(&x->record);
+    buf_clear(&x->timing);
+    rc = job_result_failure(job->key, job->custom_id, &fault, &x->record, e);
+    if (rc == RC_OK) rc = job_result_timing(job->custom_id, 0, &t, &x->timing, e);
+    *out = (struct state_result){STATE_ERROR, x->record.data, x->record.len, x->timing.data, x->timing.len};
+    return rc;
+}
+
+/* RC_RETRY: it has no record. */
 static enum rc result_at(struct export *x, size_t i, struct state_result *out, struct err *e)
 {
     struct state_job job;
     enum rc rc = state_job_at(x->state, i, &job, e);
-    return rc == RC_OK ? state_get_result(x->state, job.key, &x->scratch, out, e) : rc;
+    if (rc == RC_OK) rc = state_get_result(x->state, job.key, &x->scratch, out, e);
+    return rc == RC_RETRY && x->final ? expired(x, &job, out, e) : rc;
 }
 
 /* ---- first pass ---- */
@@ -302,9 +327,9 @@ static enum rc output_write(struct export *x, struct err *e)
     return rc;
 }
 
-enum rc export_archive(struct state *s, const char *path, bool force, struct err *e)
+enum rc export_archive(struct state *s, const char *path, bool force, bool final, struct err *e)
 {
-    struct export x = {.state = s, .path = path};
+    struct export x = {.state = s, .path = path, .final = final};
     enum rc rc = state_snapshot(s, e);
     if (rc != RC_OK) return rc;
     rc = measure(&x, e);
@@ -313,6 +338,8 @@ enum rc export_archive(struct state *s, const char *path, bool force, struct err
     if (rc == RC_RETRY) rc = output_write(&x, e);
     state_snapshot_end(s);
     buf_free(&x.scratch);
+    buf_free(&x.record);
+    buf_free(&x.timing);
     buf_free(&x.manifest);
     return rc;
 }

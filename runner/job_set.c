@@ -84,11 +84,12 @@ static int64_t key_column(const char *line, size_t len, const char *key, size_t 
     return 1;
 }
 
-/* A job's own fault as a problem; its param ("messages[0].content") begins with a key of body. */
+/* A job's own fault as a problem; its param ("messages[0].content") begins with a key of body, or with "tandem". */
 static void fault_problem(const struct job_fault *fault, const char *path, const struct job_line *line, struct err *out)
 {
     size_t key_len = strcspn(fault->param, "[.");
-    int64_t column = key_len && line->len ? key_column(line->bytes, line->len, fault->param, key_len, 2) : 1;
+    int depth = !strncmp(fault->param, "tandem", key_len) && key_len == strlen("tandem") ? 1 : 2;
+    int64_t column = key_len && line->len ? key_column(line->bytes, line->len, fault->param, key_len, depth) : 1;
     *out = (struct err){0};
     err_set(out, RC_BAD_INPUT, 0, fault->code[0] ? fault->code : "failed", "%d %s%s%s", fault->status, fault->param,
             fault->param[0] ? ": " : "", fault->message);
@@ -225,6 +226,7 @@ static void body_digest(const struct job_spec *s, unsigned char out[32])
     sha256_init(&sha);
     sha256_update(&sha, 1, (const uint8_t *)(s->endpoint == JOB_CHAT ? "c" : "p"));
     sha256_update(&sha, strlen(s->canonical_body), (const uint8_t *)s->canonical_body);
+    if (s->canonical_tandem) sha256_update(&sha, strlen(s->canonical_tandem), (const uint8_t *)s->canonical_tandem);
     sha256_digest(&sha, 32, out);
 }
 

@@ -26,7 +26,7 @@ struct job_entry {
     size_t len;         /* bytes of the line, without its end */
     char *custom_id;    /* unique in the set; "line-N@FILE" when none could be read or it was doubled */
     unsigned char line_digest[32];
-    unsigned char body_digest[32]; /* SHA-256 over url and canonical body; of the line when it is no job */
+    unsigned char body_digest[32]; /* SHA-256 over url, canonical body and "tandem"; of the line when it is no job */
     size_t n_documents;
     unsigned char *document_digests; /* n_documents * 32 bytes; NULL when there are none or they could not be read */
     size_t document_digests_bytes;

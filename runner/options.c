@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "build_identity.h"
+#include "job_spec.h"
 
 enum option_type {
     OPTION_FLAG,    /* bool */
@@ -25,6 +26,9 @@ enum option_type {
     OPTION_INT64,   /* int64_t */
     OPTION_DECIMAL, /* double */
     OPTION_MICROS,  /* int64_t, given in seconds */
+    OPTION_TIME,    /* int64_t, UNIX seconds */
+    OPTION_CLOCK,   /* int, minutes after midnight */
+    OPTION_WINDOW,  /* struct deadline_window */
     OPTION_FAULT    /* struct fault */
 };
 
@@ -112,7 +116,21 @@ static const struct option_row rows[] = {
     {"watchdog", "SECONDS", OPTION_MICROS, AT(bounds.watchdog_us), 0.001, 86400, NULL, "90", MODEL_USERS,
      "The same for the runner, on every rank. Longer than --lockstep-timeout."},
     {"grace", "SECONDS", OPTION_DECIMAL, AT(grace_s), 0, 86400, NULL, "20", " run ",
-     "After TERM or INT: what has not answered by then is killed."},
+     "After TERM or INT: what has not answered by then is killed. Before a deadline: work ends this long before it, so that the "
+     "archive is there in time."},
+    {"deadline", "TIME", OPTION_TIME, AT(deadline.at_s), 0, 0, NULL, NULL, " run ",
+     "The run is over by then: a time as 2026-01-02T06:00:00Z or with an offset. What is not done stays pending, the exit is 75. Of "
+     "several deadlines the earliest counts, SLURM_JOB_END_TIME among them."},
+    {"until", "HH:MM", OPTION_CLOCK, AT(deadline.until_min), 0, 0, NULL, NULL, " run ",
+     "A deadline at the next such local time."},
+    {"window", "HH:MM-HH:MM", OPTION_WINDOW, AT(deadline.window), 0, 0, NULL, NULL, " run ",
+     "Work between these local times only: a deadline at their end; outside, a run ends at once with 75 and does nothing."},
+    {"final", NULL, OPTION_FLAG, AT(final), 0, 0, NULL, NULL, " run export ",
+     "What a deadline leaves is a batch_expired error in the archive, the exit 1. The state keeps it pending: a later run does it. "
+     "export: the same of all that is pending."},
+    {"job-timeout", "SECONDS", OPTION_MICROS, AT(job_timeout_us), JOB_TIMEOUT_MIN_S, JOB_TIMEOUT_MAX_S, NULL, NULL, " run ",
+     "A job that is computed for longer is cancelled and becomes a request_timeout error. What a job line says itself, as "
+     "\"tandem\": {\"timeout_s\": 60}, comes first."},
     {"restarts", "N", OPTION_INT, AT(restarts), 0, 1000, NULL, "5", " run ",
      "Restarts of a group without a finished job in between before giving up with 69."},
     {"job-failures", "N", OPTION_INT, AT(job_failures), 1, 1000, NULL, "3", " run ",
@@ -176,7 +194,7 @@ static const struct {
     {EXIT_INTERNAL, "internal error"},
     {EXIT_NO_OUTPUT, "the output cannot be created, or would replace something else"},
     {EXIT_IO, "I/O error or disk full; the state is intact"},
-    {EXIT_RESUMABLE, "stopped early, or the state is in use; the same command continues"},
+    {EXIT_RESUMABLE, "stopped early, outside --window, or the state is in use; the same command continues"},
     {EXIT_CONFIG, "configuration: a state of other settings, an impossible setting"},
 };
 
@@ -287,6 +305,16 @@ static enum rc number_set(const struct option_row *row, const char *value, void 
     return RC_OK;
 }
 
+/* Types that have one form alone. */
+static enum rc form_set(const struct option_row *row, const char *value, void *at, struct err *e)
+{
+    if (row->type == OPTION_TIME)
+        return deadline_parse_time(value, at) ? RC_OK : bad(e, row, value, "must be a time as 2026-01-02T06:00:00Z or "
+                                                                           "2026-01-02T06:00:00+01:00");
+    if (row->type == OPTION_CLOCK) return deadline_parse_clock(value, at) ? RC_OK : bad(e, row, value, "must be a time as 06:00");
+    return deadline_parse_window(value, at) ? RC_OK : bad(e, row, value, "must be two different times as 22:00-06:00");
+}
+
 static enum rc value_set(const struct option_row *row, const char *value, struct options *o, struct err *e)
 {
     void *at = (char *)o + row->offset;
@@ -294,6 +322,9 @@ static enum rc value_set(const struct option_row *row, const char *value, struct
     switch (row->type) {
     case OPTION_FLAG: *(bool *)at = true; return RC_OK;
     case OPTION_FAULT: return fault_parse(value, at, e);
+    case OPTION_TIME:
+    case OPTION_CLOCK:
+    case OPTION_WINDOW: return form_set(row, value, at, e);
     case OPTION_TEXT:
         if (!*value) return bad(e, row, "''", "must not be empty");
         *(const char **)at = value;
@@ -331,6 +362,7 @@ static struct options options_standard(void)
         .cache_gib = 64,
         .cache_free_gib = 4,
         .grace_s = 20,
+        .deadline = DEADLINE_RULES_NONE,
         .restarts = 5,
         .job_failures = 3,
         .bench_prompt = 512,

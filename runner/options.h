@@ -4,6 +4,7 @@
 
 #include "base.h"
 #include "chat_template.h"
+#include "deadline.h"
 #include "engine.h"
 
 enum { OPTIONS_MAX_FILES = 256 };
@@ -39,6 +40,9 @@ struct options {
     int cache_free_gib;       /* what its file system keeps free; default 4 */
     struct lockstep_bounds bounds; /* --collective-timeout, --lockstep-timeout, --watchdog: seconds, decimals allowed */
     double grace_s;           /* --grace, default 20 */
+    struct deadline_rules deadline; /* --deadline, --until, --window */
+    bool final;               /* run, export: what is left becomes batch_expired */
+    int64_t job_timeout_us;   /* --job-timeout; 0: none */
     int restarts;             /* --restarts: restarts of a group without progress before giving up, default 5 */
     int job_failures;         /* --job-failures, default 3 */
     bool skip_bad_lines;      /* --on-bad-line skip */

@@ -48,6 +48,7 @@ struct rank {
     struct prefix_store *prefixes;
     struct buf in, out;
     size_t out_sent;
+    struct buf queued; /* rank 0: uint64_t ids of requests whose first row has not been reported */
     bool leaving;      /* told to, or the socket ended */
     bool socket_ended;
     struct wire_token reported;
@@ -102,12 +103,36 @@ static enum rc read_input(struct rank *r, struct err *e)
     }
 }
 
+static size_t queued_count(const struct rank *r) { return r->queued.len / sizeof(uint64_t); }
+
+static uint64_t queued_id(const struct rank *r, size_t i)
+{
+    uint64_t id;
+    memcpy(&id, r->queued.data + i * sizeof id, sizeof id);
+    return id;
+}
+
+static void queued_drop(struct rank *r, size_t i)
+{
+    char *at = r->queued.data + i * sizeof(uint64_t);
+    r->queued.len -= sizeof(uint64_t);
+    memmove(at, at + sizeof(uint64_t), r->queued.len - i * sizeof(uint64_t));
+}
+
+/* A request that was cancelled, or ended in its first step. */
+static void queued_forget(struct rank *r, uint64_t id)
+{
+    for (size_t i = queued_count(r); i-- > 0;)
+        if (queued_id(r, i) == id) queued_drop(r, i);
+}
+
 /* A request that breaks the engine's rules breaks them on every rank alike; rank 0 says so and all go on. */
 static enum rc take_submit(struct rank *r, const struct engine_request *request, struct err *e)
 {
     struct err refused = {0};
     enum rc rc = engine_submit(r->engine, request, &refused);
-    if (rc == RC_OK) return RC_OK;
+    if (rc == RC_OK)
+        return r->args.rank || buf_append(&r->queued, &request->id, sizeof request->id) ? RC_OK : err_no_memory(e);
     if (rc != RC_BAD_INPUT) {
         if (e) *e = refused;
         return rc;
@@ -124,7 +149,9 @@ static enum rc take_frame(struct rank *r, const struct wire_frame *f, struct err
     switch (f->type) {
     case WIRE_SUBMIT: return take_submit(r, &f->u.submit, e);
     case WIRE_CANCEL:
-        if (r->args.rank == 0) engine_cancel(r->engine, f->u.cancel);
+        if (r->args.rank) return RC_OK;
+        engine_cancel(r->engine, f->u.cancel);
+        queued_forget(r, f->u.cancel);
         return RC_OK;
     case WIRE_SHUTDOWN: r->leaving = true; return RC_OK;
     case WIRE_HELLO:
@@ -132,7 +159,8 @@ static enum rc take_frame(struct rank *r, const struct wire_frame *f, struct err
     case WIRE_DONE:
     case WIRE_FAILED:
     case WIRE_STATS:
-    case WIRE_ERROR: break;
+    case WIRE_ERROR:
+    case WIRE_STARTED: break;
     }
     return err_set(e, RC_FATAL, EXIT_INTERNAL, "bad_frame", "the runner sent a frame of type %d", (int)f->type);
 }
@@ -192,6 +220,19 @@ static bool send_failed(struct rank *r, const struct engine_event *v)
     return send_frame(r, &f);
 }
 
+/* The runner counts a job's time from here: waiting in the engine's queue is not the job's. */
+static bool send_started(struct rank *r)
+{
+    bool ok = true;
+    for (size_t i = queued_count(r); ok && i-- > 0;) {
+        struct wire_frame f = {.type = WIRE_STARTED, .u.started = queued_id(r, i)};
+        if (engine_position(r->engine, f.u.started) == 0) continue;
+        ok = send_frame(r, &f);
+        queued_drop(r, i);
+    }
+    return ok;
+}
+
 /* Progress is for a person's eyes: one frame in 50 ms at most, and none when nothing moved; but always before an answer, so
  * that totals are right when the last one arrives. */
 static bool send_progress(struct rank *r, bool at_once)
@@ -216,8 +257,9 @@ static enum rc report_step(struct rank *r, struct err *e)
         ok = send_progress(r, true);
         if (ok && v.kind == ENGINE_EVENT_DONE) ok = send_done(r, &v);
         if (ok && v.kind == ENGINE_EVENT_FAILED) ok = send_failed(r, &v);
+        queued_forget(r, v.id);
     }
-    if (!ok || !send_progress(r, false))
+    if (!ok || !send_started(r) || !send_progress(r, false))
         return err_set(e, RC_FATAL, EXIT_INTERNAL, "frame_too_large", "an answer does not fit into a frame");
     flush_output(r);
     return RC_OK;
@@ -371,6 +413,7 @@ int rank_main(int argc, char **argv)
     if (r.map) munmap(r.map, r.map_bytes);
     buf_free(&r.in);
     buf_free(&r.out);
+    buf_free(&r.queued);
     if (rc == RC_OK) return EXIT_DONE;
     return e.exit_status ? e.exit_status : EXIT_INTERNAL;
 }

@@ -157,6 +157,7 @@ static void put_payload(struct buf *out, const struct wire_frame *f)
     case WIRE_FAILED:
     case WIRE_ERROR: put_failure(out, &f->u.text); break;
     case WIRE_STATS: put_stats(out, &f->u.stats); break;
+    case WIRE_STARTED: put_u64(out, f->u.started); break;
     }
 }
 
@@ -412,6 +413,7 @@ static bool get_payload(struct cursor *c, struct wire_frame *f)
     case WIRE_FAILED:
     case WIRE_ERROR: get_failure(c, &f->u.text); break;
     case WIRE_STATS: get_stats(c, &f->u.stats); break;
+    case WIRE_STARTED: f->u.started = get_u64(c); break;
     }
     return true;
 }
@@ -429,7 +431,7 @@ enum rc wire_decode(const void *bytes, size_t n_bytes, struct wire_frame *out, s
     c.left = length;
     unsigned type = get_u8(&c);
     type |= (unsigned)get_u8(&c) << 8;
-    if (type < WIRE_HELLO || type > WIRE_ERROR)
+    if (type < WIRE_HELLO || type > WIRE_STARTED)
         return err_set(e, RC_BAD_INPUT, EXIT_INTERNAL, "bad_frame", "a frame is of unknown type %u", type);
     out->type = (enum wire_type)type;
     if (!get_payload(&c, out)) {

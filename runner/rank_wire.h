@@ -20,7 +20,8 @@ enum wire_type {
     WIRE_DONE,       /* rank 0 -> runner */
     WIRE_FAILED,     /* rank 0 -> runner: this request failed, the rank goes on */
     WIRE_STATS,      /* rank -> runner, before leaving and when asked by SHUTDOWN */
-    WIRE_ERROR       /* rank -> runner: last words */
+    WIRE_ERROR,      /* rank -> runner: last words */
+    WIRE_STARTED     /* rank 0 -> runner: the first row of this request was computed */
 };
 
 struct wire_hello {
@@ -58,7 +59,7 @@ struct wire_frame {
     union {
         struct wire_hello hello;
         struct engine_request submit;
-        uint64_t cancel;
+        uint64_t cancel, started; /* ids */
         struct wire_token token;
         struct wire_done done;
         struct wire_text text;

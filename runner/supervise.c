@@ -356,6 +356,7 @@ static void take_frame(struct group *g, int r, const struct wire_frame *f, const
         return;
     case WIRE_STATS: return;
     case WIRE_TOKEN:
+    case WIRE_STARTED:
     case WIRE_DONE:
     case WIRE_FAILED:
         if (r || g->state != GROUP_READY) break;

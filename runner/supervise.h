@@ -20,7 +20,7 @@ enum group_state { GROUP_STARTING, GROUP_READY, GROUP_BACKOFF, GROUP_GAVE_UP, GR
 
 enum group_event_kind {
     GROUP_EVENT_READY,   /* all ranks said hello, and they agree */
-    GROUP_EVENT_FRAME,   /* a DONE, FAILED or TOKEN frame of rank 0 */
+    GROUP_EVENT_FRAME,   /* a STARTED, DONE, FAILED or TOKEN frame of rank 0 */
     GROUP_EVENT_LOST,    /* the ranks were killed (reason in text); everything in flight must be submitted again */
     GROUP_EVENT_GAVE_UP  /* restarts used up or pointless; the group will not come back */
 };

@@ -2,7 +2,8 @@
 """Real job files and real outputs against schemas/, with a real validator.
 
 Job lines: every good line of the examples is valid, and every line that `tandem check` refuses for its envelope is not.
-Outputs: a run over all examples on a tiny model, bad lines made into records, gives every kind of record.
+Outputs: a run over all examples on a tiny model, bad lines made into records, gives every kind of record but those of jobs that
+a deadline left, which a run after its deadline gives.
 
 usage: schemas.py --tandem PROGRAM --write-tiny PROGRAM
 """
@@ -55,17 +56,18 @@ def check_records(tandem, write_tiny):
     with tempfile.TemporaryDirectory(prefix="tandem-schemas-") as folder:
         model, out = pathlib.Path(folder, "tiny.gguf"), pathlib.Path(folder, "out")
         subprocess.run([write_tiny, model], check=True)
-        done = subprocess.run([tandem, "run", *EXAMPLES, "--backend", "cpu", "--model", model, "--out", out, "--on-bad-line", "skip", "--trace"],
-                              capture_output=True, text=True)
-        if done.returncode != 1:
-            return [f"run ends {done.returncode} instead of 1: {done.stderr}"], counts
-        for name in ("output", "error", "timing"):
-            checker = validator(name)
-            lines = (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-            counts[name] = len(lines)
-            for number, line in enumerate(lines, 1):
-                found += problems(checker, json.loads(line), f"{name}.jsonl:{number}")
-        found += problems(validator("manifest"), json.loads((out / "manifest.json").read_text()), "manifest.json")
+        command = [tandem, "run", *EXAMPLES, "--backend", "cpu", "--model", model, "--out", out, "--on-bad-line", "skip", "--trace"]
+        for more in (["--deadline", "2026-01-02T06:00:00Z", "--final"], []):
+            done = subprocess.run(command + more, capture_output=True, text=True)
+            if done.returncode != 1:
+                return [f"run ends {done.returncode} instead of 1: {done.stderr}"], counts
+            for name in ("output", "error", "timing"):
+                checker = validator(name)
+                lines = (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+                counts[name] = len(lines)
+                for number, line in enumerate(lines, 1):
+                    found += problems(checker, json.loads(line), f"{name}.jsonl:{number}")
+            found += problems(validator("manifest"), json.loads((out / "manifest.json").read_text()), "manifest.json")
     found += [f"no record in {name}.jsonl" for name, n in counts.items() if not n]
     return found, counts
 

@@ -53,10 +53,13 @@ static void check_canonical(const struct job_spec *s)
     buf_printf(&line, "{\"custom_id\":\"x\",\"method\":\"POST\",\"url\":\"/v1/%s\",\"body\":",
                s->endpoint == JOB_CHAT ? "chat/completions" : "completions");
     buf_append_str(&line, s->canonical_body);
+    if (s->canonical_tandem) buf_printf(&line, ",\"tandem\":%s", s->canonical_tandem);
     buf_append_str(&line, "}");
     must(!line.failed);
     must(job_spec_parse(line.data, line.len, NULL, 1, 0, &again, &e) == RC_OK);
-    must(!strcmp(s->canonical_body, again.canonical_body));
+    must(!strcmp(s->canonical_body, again.canonical_body) && s->timeout_us == again.timeout_us);
+    must(!s->canonical_tandem == !again.canonical_tandem);
+    if (s->canonical_tandem) must(!strcmp(s->canonical_tandem, again.canonical_tandem));
     must(!strcmp(s->fault.code, again.fault.code) && !strcmp(s->fault.param, again.fault.param));
     job_spec_free(&again);
     buf_free(&line);

@@ -38,7 +38,7 @@ MAY_SEE_MODEL = {"runner/cmd_model.c", "runner/cmd_shard.c", "runner/rank_identi
 BACKEND = {"kern.h", "kern_cpu.h", "kern_cuda.h", "comm_shm.h", "comm_cuda.h"}
 # exit statuses are decided in main; a fault injected on purpose may leave from inside a rank.
 MAY_EXIT = {"runner/main.c", "engine/fault.c"}
-MAY_READ_ENVIRONMENT = {"runner/progress.c": {"NO_COLOR"}}
+MAY_READ_ENVIRONMENT = {"runner/progress.c": {"NO_COLOR"}, "runner/cmd_run.c": {"SLURM_JOB_END_TIME"}}
 GENERATED = {"build_identity.h"}
 
 

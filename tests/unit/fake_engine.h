@@ -1,9 +1,9 @@
 /* fake_engine: a stand-in for engine.h and rank_identity, for tests of processes and frames without a model.
  *
  * It keeps the engine's manners: rank 0 plans, the others read the plan, all compare through the real lockstep. A step ends
- * the oldest request, whose answer is "ID:SUM of the prompt's ids". A first prompt id from `enum fake_fault` makes rank
- * prompt[1] misbehave in that step. What opening does is chosen by the model's name. Include it in one file of a test
- * program, whose main hands "rank" to rank_main. */
+ * the oldest request, whose answer is "ID:SUM of the prompt's ids"; FAKE_ENDLESS ends by being cancelled alone. Another first
+ * prompt id from `enum fake_fault` makes rank prompt[1] misbehave in that step. What opening does is chosen by the model's
+ * name. Include it in one file of a test program, whose main hands "rank" to rank_main. */
 #ifndef TANDEM_FAKE_ENGINE_H
 #define TANDEM_FAKE_ENGINE_H
 
@@ -16,12 +16,14 @@
 #include "engine.h"
 #include "rank_main.h"
 
-enum fake_fault { FAKE_KILL = 900, FAKE_EXIT, FAKE_STOP, FAKE_HANG, FAKE_DIFFER, FAKE_REFUSE, FAKE_FAIL };
+enum fake_fault { FAKE_KILL = 900, FAKE_EXIT, FAKE_STOP, FAKE_HANG, FAKE_DIFFER, FAKE_REFUSE, FAKE_FAIL, FAKE_ENDLESS };
 #define FAKE_IDENTITY "version=1\nmodel=fake\nranks=any\n"
 
 struct fake_request {
     uint64_t id;
     int64_t sum, fault, fault_rank;
+    bool cancelled;
+    int position;
 };
 
 struct engine {
@@ -112,8 +114,15 @@ enum rc engine_submit(struct engine *e, const struct engine_request *r, struct e
 
 void engine_cancel(struct engine *e, uint64_t id)
 {
-    (void)e;
-    (void)id;
+    for (int i = 0; i < e->n_queue; i++)
+        if (e->queue[i].id == id) e->queue[i].cancelled = true;
+}
+
+int engine_position(const struct engine *e, uint64_t id)
+{
+    for (int i = 0; i < e->n_queue; i++)
+        if (e->queue[i].id == id) return e->queue[i].position;
+    return 0;
 }
 
 bool engine_busy(const struct engine *e) { return e->n_queue > 0; }
@@ -136,7 +145,8 @@ enum rc engine_step(struct engine *e, struct err *err)
     e->has_event = false;
     if (e->rank == 0) {
         plan[0] = q.id;
-        n = 8;
+        plan[1] = q.cancelled;
+        n = 16;
         lockstep_publish_plan(e->segment, e->step + 1, plan, n);
     } else {
         enum rc rc = lockstep_read_plan(e->segment, e->rank, e->step + 1, 20000, plan, &n, err);
@@ -152,9 +162,11 @@ enum rc engine_step(struct engine *e, struct err *err)
     struct lockstep_record record = {.step = e->step, .rows = 1, .tokens = 1, .token_hash = q.id + differ};
     enum rc rc = lockstep_compare(e->segment, e->rank, &record, err);
     if (rc != RC_OK) return rc;
+    e->queue[0].position++;
+    if (q.fault == FAKE_ENDLESS && !plan[1]) return RC_OK;
     memmove(e->queue, e->queue + 1, (size_t)--e->n_queue * sizeof *e->queue);
     e->ended = q;
-    e->has_event = e->rank == 0;
+    e->has_event = e->rank == 0 && !plan[1];
     e->tokens++;
     return RC_OK;
 }

@@ -1,4 +1,4 @@
-/* Dispatch over groups that this file plays: order, retry, blame, isolation, several groups, stopping, errors. A played
+/* Dispatch over groups that this file plays: order, retry, blame, isolation, several groups, stopping, time, errors. A played
  * group answers its oldest request at each pump; a job of `deadly` kills the group instead, so many times. */
 #define _GNU_SOURCE
 #include <stdarg.h>
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "dispatch.h"
@@ -27,6 +28,7 @@ struct group {
     struct group_event events[MAX_IN_FLIGHT];
     struct wire_frame frames[MAX_IN_FLIGHT];
     int n_events, read_events;
+    uint64_t started; /* the last request that was said to have started */
     enum group_state state;
     int64_t restarts, without_progress;
 };
@@ -53,6 +55,13 @@ struct world {
     size_t lonely;              /* 1 + a job that must never have company */
     int slow[MAX_JOBS];         /* pumps that this job takes beyond one */
     bool stranger;              /* answer to a request that was never sent, once */
+    int64_t end_us;             /* 0: none */
+    int64_t timeout_us[MAX_JOBS];
+    int64_t decode_us;          /* that every answer, of one token, says it took */
+    int64_t prefill_us;         /* the same, of a prompt of one token */
+    size_t prompt_tokens[MAX_JOBS]; /* 0: one */
+    int cancelled[MAX_JOBS];
+    bool late;                  /* what is cancelled answers all the same */
 };
 static struct world *world;
 
@@ -74,7 +83,6 @@ int64_t group_restarts(const struct group *g) { return g->restarts; }
 void group_progress(struct group *g) { g->without_progress = 0; }
 const struct wire_hello *group_hello(const struct group *g) { return (void)g, NULL; }
 pid_t group_rank_pid(const struct group *g, int rank) { return (void)g, (void)rank, 0; }
-void group_cancel(struct group *g, uint64_t id) { (void)g, (void)id; }
 
 int group_poll_fds(struct group *g, struct pollfd *out, int *timeout_ms)
 {
@@ -102,6 +110,25 @@ enum rc group_submit(struct group *g, const struct engine_request *r, struct err
     return RC_OK;
 }
 
+static void play_frame(struct group *g, struct wire_frame f)
+{
+    g->frames[g->n_events] = f;
+    g->events[g->n_events] = (struct group_event){.kind = GROUP_EVENT_FRAME, .frame = &g->frames[g->n_events]};
+    g->n_events++;
+}
+
+void group_cancel(struct group *g, uint64_t id)
+{
+    int k = 0;
+    while (k < g->n && g->ids[k] != id) k++;
+    assert_true(k < g->n);
+    world->cancelled[id - 1]++;
+    g->n--;
+    memmove(g->ids + k, g->ids + k + 1, (size_t)(g->n - k) * sizeof *g->ids);
+    if (g->read_events == g->n_events) g->read_events = g->n_events = 0;
+    if (world->late) play_frame(g, (struct wire_frame){.type = WIRE_DONE, .u.done.id = id});
+}
+
 static void play_loss(struct group *g)
 {
     g->n = 0;
@@ -119,30 +146,28 @@ static void play_answer(struct group *g)
     }
     if (world->slow[i]) {
         world->slow[i]--;
+        if (g->started != g->ids[0]) play_frame(g, (struct wire_frame){.type = WIRE_STARTED, .u.started = g->ids[0]});
+        g->started = g->ids[0];
         return;
     }
-    struct wire_frame *f = &g->frames[g->n_events];
-    memset(f, 0, sizeof *f);
-    f->type = world->fails[i] ? WIRE_FAILED : WIRE_DONE;
-    if (world->fails[i]) {
-        f->u.text.id = g->ids[0];
-    } else {
-        f->u.done.id = g->ids[0];
-    }
-    g->events[g->n_events++] = (struct group_event){.kind = GROUP_EVENT_FRAME, .frame = f};
+    if (world->fails[i])
+        play_frame(g, (struct wire_frame){.type = WIRE_FAILED, .u.text.id = g->ids[0]});
+    else
+        play_frame(g, (struct wire_frame){.type = WIRE_DONE,
+                                          .u.done = {.id = g->ids[0], .prompt_tokens = 1, .n_tokens = 1,
+                                                     .timing = {.prefill_us = world->prefill_us, .decode_us = world->decode_us}}});
     g->n--;
     memmove(g->ids, g->ids + 1, (size_t)g->n * sizeof *g->ids);
 }
 
 void group_pump(struct group *g)
 {
-    assert_int_equal(g->read_events, g->n_events);
-    g->n_events = g->read_events = 0;
+    if (!world->late) assert_int_equal(g->read_events, g->n_events);
+    if (g->read_events == g->n_events) g->n_events = g->read_events = 0;
     if (world->frozen) return;
     if (world->stranger && g->state == GROUP_READY) {
         world->stranger = false;
-        g->frames[0] = (struct wire_frame){.type = WIRE_DONE, .u.done.id = 4000};
-        g->events[g->n_events++] = (struct group_event){.kind = GROUP_EVENT_FRAME, .frame = &g->frames[0]};
+        play_frame(g, (struct wire_frame){.type = WIRE_DONE, .u.done.id = 4000});
     } else if (g->state == GROUP_READY && g->n) {
         play_answer(g);
     } else if (g->state == GROUP_BACKOFF) {
@@ -174,7 +199,7 @@ void group_close(struct group *g, int64_t grace_us)
 
 static int32_t prompts[MAX_JOBS];
 
-static enum rc build(void *ctx, size_t i, struct engine_request *out, struct err *e)
+static enum rc build(void *ctx, size_t i, struct engine_request *out, int64_t *timeout_us, struct err *e)
 {
     struct world *w = ctx;
     (void)e;
@@ -186,7 +211,9 @@ static enum rc build(void *ctx, size_t i, struct engine_request *out, struct err
     }
     prompts[i] = (int32_t)i;
     w->held[i]++;
-    *out = (struct engine_request){.prompt = &prompts[i], .prompt_tokens = 1, .max_tokens = 1};
+    *out = (struct engine_request){.prompt = &prompts[i], .max_tokens = 1,
+                                   .prompt_tokens = w->prompt_tokens[i] ? w->prompt_tokens[i] : 1};
+    *timeout_us = w->timeout_us[i];
     return RC_OK;
 }
 
@@ -211,7 +238,7 @@ static enum rc settle(void *ctx, size_t i, const struct dispatch_outcome *o, str
     struct world *w = ctx;
     if (w->fail_settle == i + 1) return err_set(e, RC_FAILED, EXIT_IO, "disk_full", "disk full");
     w->settled[i]++;
-    w->outcome[i] = o->done ? 'd' : o->failed ? 'f' : 'k';
+    w->outcome[i] = o->done ? 'd' : o->failed ? 'f' : o->timed_out_us ? 't' : 'k';
     w->at_end[i] = o->attempts;
     w->stored[i].running = false;
     if (o->killed_ranks) assert_true(strlen(o->killed_ranks) > 0);
@@ -227,8 +254,8 @@ static struct world new_world(size_t n)
 
 static enum rc run(struct world *w, int signal_fd, struct dispatch_result *r, struct err *e)
 {
-    struct dispatch_source s = {.ctx = w, .n = w->n, .build = build, .release = release, .attempts = attempts,
-                                .commit = commit, .settle = settle};
+    struct dispatch_source s = {.ctx = w, .n = w->n, .end_us = w->end_us ? w->end_us : INT64_MAX, .build = build,
+                                .release = release, .attempts = attempts, .commit = commit, .settle = settle};
     world = w;
     enum rc rc = dispatch_run(&w->options, "identity", &s, signal_fd, r, e);
     assert_int_equal(w->opened, w->closed);
@@ -466,6 +493,117 @@ static void the_grace_ends(void **state)
     }
 }
 
+/* ---- time ---- */
+
+static int64_t unix_in_us(int64_t us)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000 + us;
+}
+
+static void run_out_of_time(struct world *w)
+{
+    struct dispatch_result r;
+    assert_int_equal(run(w, -1, &r, NULL), RC_OK);
+    assert_int_equal(r.end, DISPATCH_OUT_OF_TIME);
+}
+
+static void the_end_was_before(void **state)
+{
+    (void)state;
+    struct world w = new_world(10);
+    w.end_us = unix_in_us(-1);
+    run_out_of_time(&w);
+    assert_int_equal(w.opened, 0);
+    struct world nothing = new_world(0);
+    nothing.end_us = w.end_us;
+    run_to_the_end(&nothing);
+}
+
+static void the_end_is_far(void **state)
+{
+    (void)state;
+    struct world w = new_world(30);
+    w.end_us = unix_in_us(3600000000);
+    w.decode_us = 1000000;
+    run_to_the_end(&w);
+    assert_int_equal(w.n_order, 30);
+}
+
+/* Nothing answers: everything is taken back at the end, and being taken back is no failure. */
+static void the_end_takes_back(void **state)
+{
+    (void)state;
+    struct world w = new_world(40);
+    w.frozen = true;
+    w.end_us = unix_in_us(200000);
+    int64_t start = clock_now_us();
+    run_out_of_time(&w);
+    assert_in_range(clock_now_us() - start, 190000, 2000000);
+    for (size_t i = 0; i < 6; i++) {
+        assert_int_equal(w.settled[i], 0);
+        assert_int_equal(w.stored[i].attempts, 1);
+        assert_int_equal(w.stored[i].failures, 0);
+    }
+}
+
+/* The first answer says that jobs take an hour: those in flight go on, no other starts, and the run is over before its end. */
+static void what_cannot_finish_does_not_start(void **state)
+{
+    (void)state;
+    struct world w = new_world(40);
+    w.decode_us = 3600000000;
+    w.end_us = unix_in_us(60000000);
+    int64_t start = clock_now_us();
+    run_out_of_time(&w);
+    assert_in_range(clock_now_us() - start, 0, 20000000);
+    assert_int_equal(w.n_order, 6);
+    for (size_t i = 0; i < 40; i++) {
+        assert_int_equal(w.settled[i], i < 6);
+        assert_int_equal(w.stored[i].attempts, i < 6);
+        assert_true(w.builds[i] <= 1);
+    }
+}
+
+/* A second a prompt token: the jobs with long prompts are left, the others are done, over two groups. */
+static void long_ones_are_left(void **state)
+{
+    (void)state;
+    struct world w = new_world(40);
+    w.options.groups = 2;
+    w.prefill_us = 1000000;
+    w.end_us = unix_in_us(60000000);
+    for (size_t i = 20; i < 40; i += 3) w.prompt_tokens[i] = 1000;
+    run_out_of_time(&w);
+    for (size_t i = 0; i < 40; i++) assert_int_equal(w.settled[i], i < 20 || (i - 20) % 3 != 0);
+}
+
+/* Several jobs take for ever; only those with a limit are ended, one with a longer limit than it needs is not, and an answer
+ * that was on its way counts no more. */
+static void slow_ones_are_cancelled(void **state)
+{
+    (void)state;
+    for (int late = 0; late <= 1; late++) {
+        struct world w = new_world(20);
+        w.late = late;
+        w.slow[2] = w.slow[9] = 1 << 30;
+        w.timeout_us[2] = w.timeout_us[9] = 50000;
+        w.slow[4] = 3;
+        w.timeout_us[4] = 3600000000;
+        int64_t start = clock_now_us();
+        run_to_the_end(&w);
+        assert_in_range(clock_now_us() - start, 100000, 20000000);
+        for (size_t i = 0; i < 20; i++) {
+            bool ended = i == 2 || i == 9;
+            assert_int_equal(w.outcome[i], ended ? 't' : 'd');
+            assert_int_equal(w.cancelled[i], ended);
+            assert_int_equal(w.at_end[i].attempts, 1);
+            assert_int_equal(w.at_end[i].failures, 0);
+        }
+    }
+}
+
 static void a_full_disk_ends_the_run(void **state)
 {
     (void)state;
@@ -502,6 +640,12 @@ int main(void)
         cmocka_unit_test(the_runner_died_before),
         cmocka_unit_test(a_signal_stops),
         cmocka_unit_test(the_grace_ends),
+        cmocka_unit_test(the_end_was_before),
+        cmocka_unit_test(the_end_is_far),
+        cmocka_unit_test(the_end_takes_back),
+        cmocka_unit_test(what_cannot_finish_does_not_start),
+        cmocka_unit_test(long_ones_are_left),
+        cmocka_unit_test(slow_ones_are_cancelled),
         cmocka_unit_test(a_full_disk_ends_the_run),
         cmocka_unit_test(a_strange_answer_is_ignored),
     };

@@ -93,7 +93,7 @@ static int teardown(void **ctx)
 static void export_good(struct state *s, const char *path, bool force)
 {
     struct err e = {0};
-    if (export_archive(s, path, force, &e) != RC_OK) fail_msg("%s: %s", path, e.text);
+    if (export_archive(s, path, force, false, &e) != RC_OK) fail_msg("%s: %s", path, e.text);
 }
 
 static void expect_member(const char *path, const char *name, const char *text)
@@ -240,7 +240,7 @@ static void expect_refused(struct place *p, const char *name, const char *shown)
     ino_t before = inode(in(p, name));
     assert_int_not_equal(export_check(p->state, in(p, name), false, &early), RC_OK);
     assert_int_equal(early.exit_status, EXIT_NO_OUTPUT);
-    assert_int_not_equal(export_archive(p->state, in(p, name), false, &e), RC_OK);
+    assert_int_not_equal(export_archive(p->state, in(p, name), false, false, &e), RC_OK);
     assert_int_equal(e.exit_status, EXIT_NO_OUTPUT);
     if (!strstr(e.text, shown)) fail_msg("%s", e.text);
     assert_true(inode(in(p, name)) == before);
@@ -304,7 +304,7 @@ static void test_nothing_registered(void **ctx)
     struct state *empty = NULL;
     struct err e = {0};
     assert_int_equal(state_open(in(p, "empty"), STATE_WRITE, &empty, &e), RC_OK);
-    assert_int_not_equal(export_archive(empty, in(p, "a.tar"), false, &e), RC_OK);
+    assert_int_not_equal(export_archive(empty, in(p, "a.tar"), false, false, &e), RC_OK);
     assert_int_equal(e.exit_status, EXIT_NO_INPUT);
     assert_int_not_equal(access(in(p, "a.tar"), F_OK), 0);
     unsigned char digest[32] = {0};
@@ -318,12 +318,43 @@ static void test_nothing_registered(void **ctx)
     state_close(empty);
 }
 
+/* Job 2, which is pending, has a record in a final archive, and nowhere else. */
+static void test_final(void **ctx)
+{
+    struct place *p = *ctx;
+    static const char expired[] =
+        "{\"e\":1}\n{\"id\":\"batch_req_020900000000000000000000\",\"custom_id\":\"j2\",\"response\":null,\"error\":{\"code\":"
+        "\"batch_expired\",\"message\":\"This request could not be executed before the completion window expired.\"}}\n";
+    static const char timing[] =
+        "{\"t\":0}\n{\"t\":1}\n{\"custom_id\":\"j2\",\"status\":0,\"queue_us\":0,\"tokenize_us\":0,\"prefill_us\":0,\"ttft_us\":0,"
+        "\"decode_us\":0,\"tpot_us\":0,\"prompt_tokens\":0,\"cached_tokens\":0,\"completion_tokens\":0,\"steps\":0,\"rounds\":0,"
+        "\"drafted\":0,\"accepted\":0,\"sequences_in_step\":0,\"preemptions\":0,\"attempts\":3,\"rank_restarts\":1,\"group\":0}\n"
+        "{\"t\":3}\n{\"t\":4}\n";
+    const unsigned char key[32] = {2, 9};
+    const struct state_attempts attempts = {.attempts = 3, .rank_restarts = 1};
+    assert_int_equal(state_put_attempts(p->state, key, &attempts, NULL), RC_OK);
+    for (size_t i = 0; i < N_SUFFIXES; i++) {
+        struct state_counts c;
+        assert_int_equal(export_archive(p->state, in(p, suffixes[i]), false, true, NULL), RC_OK);
+        expect_member(in(p, suffixes[i]), "output.jsonl", output_text);
+        expect_member(in(p, suffixes[i]), "error.jsonl", expired);
+        expect_member(in(p, suffixes[i]), "timing.jsonl", timing);
+        ino_t before = inode(in(p, suffixes[i]));
+        assert_int_equal(export_archive(p->state, in(p, suffixes[i]), false, true, NULL), RC_OK);
+        assert_true(inode(in(p, suffixes[i])) == before);
+        assert_int_equal(state_count(p->state, &c, NULL), RC_OK);
+        assert_int_equal(c.pending, 1);
+        export_good(p->state, in(p, suffixes[i]), false);
+        expect_all(in(p, suffixes[i]));
+    }
+}
+
 static void test_folder_missing(void **ctx)
 {
     struct place *p = *ctx;
     struct err e = {0};
     assert_int_not_equal(export_check(p->state, in(p, "no/such/a.tar"), false, NULL), RC_OK);
-    assert_int_not_equal(export_archive(p->state, in(p, "no/such/a.tar"), false, &e), RC_OK);
+    assert_int_not_equal(export_archive(p->state, in(p, "no/such/a.tar"), false, false, &e), RC_OK);
     assert_int_equal(e.exit_status, EXIT_NO_OUTPUT);
 }
 
@@ -338,6 +369,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_output_of_another_state, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_members_are_replaced, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nothing_registered, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_final, setup, teardown),
         cmocka_unit_test_setup_teardown(test_folder_missing, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -176,13 +176,15 @@ static void test_faults_are_the_jobs_own(void **ctx)
              "[{\"type\":\"document\",\"path\":\"none.txt\"}]") "{\"custom_id\":\"j\xC3\xA4\",\"method\":\"POST\","
                                                                 "\"url\":\"/v1/"
                                                                 "completions\",\"body\":{\"prompt\":\"\\\"wibble\\\":"
-                                                                "\",\"wibble\":1}}\n");
+                                                                "\",\"wibble\":1}}\n"
+        "{\"custom_id\":\"j3\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\"},\"tandem\":{\"timeout\":1}}\n");
     assert_int_equal(load(p, false, false, &set, &e), RC_OK);
-    assert_int_equal(set.n_entries, 2);
-    assert_int_equal(set.faults, 2);
+    assert_int_equal(set.n_entries, 3);
+    assert_int_equal(set.faults, 3);
     assert_int_equal(set.problems, 0);
     expect_seen(p, 0, p->a, 1, 72, "document_not_found");
     expect_seen(p, 1, p->a, 2, 90, "unknown_parameter");
+    expect_seen(p, 2, p->a, 3, 81, "unknown_parameter");
     assert_int_equal(p->seen[0].exit_status, 0);
     assert_int_equal(set.entries[0].fault->status, 422);
     struct err place;
@@ -255,6 +257,11 @@ static void test_changed_line(void **ctx)
     job_set_free(&set);
 }
 
+/* As CHAT, in another order and with something more. */
+#define OTHERWISE(id, more)                                                                                             \
+    "{\"body\": {\"messages\":[{\"content\":\"x\", \"role\":\"user\"}]}, \"url\":\"/v1/chat/completions\","             \
+    "\"method\":\"POST\", \"custom_id\":\"" id "\", " more "}\n"
+
 static void test_keys(void **ctx)
 {
     struct place *p = *ctx;
@@ -262,9 +269,8 @@ static void test_keys(void **ctx)
     struct err e;
     unsigned char keys[4][32];
     write_file(p->a, CHAT("j1", "\"x\"") CHAT("j2", "\"x\"") CHAT("j3", "\"y\""));
-    write_file(p->b,
-               "{\"body\": {\"messages\":[{\"content\":\"x\", \"role\":\"user\"}]}, \"url\":\"/v1/chat/completions\","
-               "\"method\":\"POST\", \"custom_id\":\"j4\", \"note\":1}\n");
+    write_file(p->b, OTHERWISE("j4", "\"note\":1") OTHERWISE("j5", "\"tandem\":{\"timeout_s\":5}")
+               OTHERWISE("j6", "\"tandem\":{ \"timeout_s\" : 5}") OTHERWISE("j7", "\"tandem\":{\"timeout_s\":6}"));
     assert_int_equal(load(p, false, true, &set, &e), RC_OK);
     for (size_t i = 0; i < 3; i++) job_set_key(&set.entries[i], "id", keys[i]);
     assert_memory_not_equal(keys[0], keys[1], 32);
@@ -273,6 +279,10 @@ static void test_keys(void **ctx)
     assert_memory_equal(set.entries[0].body_digest, set.entries[1].body_digest, 32);
     assert_memory_equal(set.entries[0].body_digest, set.entries[3].body_digest, 32); /* order and spaces do not count */
     assert_memory_not_equal(set.entries[0].body_digest, set.entries[2].body_digest, 32);
+    /* Another limit is another job: a time-out is answered by a longer one. */
+    assert_memory_not_equal(set.entries[0].body_digest, set.entries[4].body_digest, 32);
+    assert_memory_equal(set.entries[4].body_digest, set.entries[5].body_digest, 32);
+    assert_memory_not_equal(set.entries[4].body_digest, set.entries[6].body_digest, 32);
     job_set_free(&set);
 }
 

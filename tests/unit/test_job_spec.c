@@ -279,6 +279,33 @@ static void test_seed_of_id(void **state)
     }
 }
 
+/* --- "tandem" ----------------------------------------------------------------------------------------------------- */
+
+#define TIMEOUT(value) HEAD "{" HELLO "},\"tandem\":{\"timeout_s\":" value "}}"
+
+static void expect_timeout(const char *line, int64_t timeout_us, const char *canonical)
+{
+    struct job_spec s;
+    expect_fine(line, &s);
+    assert_int_equal(s.timeout_us, timeout_us);
+    if (canonical) assert_string_equal(s.canonical_tandem, canonical);
+    else assert_null(s.canonical_tandem);
+    job_spec_free(&s);
+}
+
+static void test_tandem(void **state)
+{
+    (void)state;
+    expect_timeout(HEAD "{" HELLO "}}", 0, NULL);
+    expect_timeout(HEAD "{" HELLO "},\"tandem\":null}", 0, NULL);
+    expect_timeout(HEAD "{" HELLO "},\"tandem\":{}}", 0, "{}");
+    expect_timeout(TIMEOUT("null"), 0, "{\"timeout_s\":null}");
+    expect_timeout(TIMEOUT("30"), 30000000, "{\"timeout_s\":30}");
+    expect_timeout(TIMEOUT("0.25"), 250000, "{\"timeout_s\":0.25}");
+    expect_timeout(TIMEOUT("0.001"), 1000, "{\"timeout_s\":0.001}");
+    expect_timeout(TIMEOUT("31536000"), 31536000000000, "{\"timeout_s\":31536000}");
+}
+
 /* --- a body that is not ------------------------------------------------------------------------------------------- */
 
 static void expect_fault(const char *line, const char *code, const char *param)
@@ -293,6 +320,30 @@ static void expect_fault(const char *line, const char *code, const char *param)
     assert_string_equal(s.custom_id, "a");
     assert_non_null(s.canonical_body);
     job_spec_free(&s);
+}
+
+static void test_bad_tandem(void **state)
+{
+    (void)state;
+    static const char *const outside[] = {"0", "-1", "0.0009", "31536000.1", "1e300", "-1e300", "99999999999999999999"};
+    static const char *const others[] = {"\"30\"", "true", "[30]", "{}"};
+    static const char *const no_objects[] = {"30", "[]", "\"timeout_s\"", "true"};
+    char line[600];
+    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+        snprintf(line, sizeof line, TIMEOUT("%s"), outside[i]);
+        expect_fault(line, "invalid_value", "tandem.timeout_s");
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(line, sizeof line, TIMEOUT("%s"), others[i]);
+        expect_fault(line, "invalid_type", "tandem.timeout_s");
+    }
+    for (size_t i = 0; i < sizeof no_objects / sizeof *no_objects; i++) {
+        snprintf(line, sizeof line, HEAD "{" HELLO "},\"tandem\":%s}", no_objects[i]);
+        expect_fault(line, "invalid_type", "tandem");
+    }
+    expect_fault(HEAD "{" HELLO "},\"tandem\":{\"timeout\":30}}", "unknown_parameter", "tandem.timeout");
+    expect_fault(HEAD "{" HELLO ",\"tandem\":{}}}", "unknown_parameter", "tandem"); /* inside body it is nobody's */
+    expect_fault(HEAD "{" HELLO ",\"n\":2},\"tandem\":1}", "invalid_value", "n"); /* body comes first */
 }
 
 static void expect_field(const char *field, const char *code, const char *param)
@@ -706,6 +757,8 @@ int main(void)
         cmocka_unit_test(test_everything_given),
         cmocka_unit_test(test_completion),
         cmocka_unit_test(test_canonical_body),
+        cmocka_unit_test(test_tandem),
+        cmocka_unit_test(test_bad_tandem),
         cmocka_unit_test(test_seed_of_id),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_huge_integers),

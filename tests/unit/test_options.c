@@ -92,6 +92,8 @@ static void test_standard_values(void **ctx)
     assert_int_equal(o.bounds.lockstep_us, 40000000);
     assert_int_equal(o.bounds.watchdog_us, 90000000);
     assert_true(o.grace_s == 20);
+    assert_true(o.deadline.at_s == INT64_MAX && o.deadline.until_min == -1 && o.deadline.window.from_min == -1);
+    assert_true(!o.final && o.job_timeout_us == 0);
     assert_int_equal(o.restarts, 5);
     assert_int_equal(o.job_failures, 3);
     assert_false(o.skip_bad_lines || o.force || o.trace || o.quiet || o.json || o.show);
@@ -139,6 +141,15 @@ static void test_every_type(void **ctx)
     assert_int_equal(o.bench_tokens, 32);
     assert_int_equal(o.bench_sequences, 2);
     assert_int_equal(o.bench_repeats, 1);
+    good("run a --model m --out x --deadline 2026-01-02T06:00:00Z --until 05:30 --window 22:00-06:00 --final --job-timeout 1.5", &o);
+    assert_int_equal(o.deadline.at_s, 1767333600);
+    assert_int_equal(o.deadline.until_min, 330);
+    assert_int_equal(o.deadline.window.from_min, 1320);
+    assert_int_equal(o.deadline.window.to_min, 360);
+    assert_true(o.final);
+    assert_int_equal(o.job_timeout_us, 1500000);
+    good("export --out x --final", &o);
+    assert_true(o.final);
     good("status out.tar --json", &o);
     assert_true(o.json);
     good("tokenize m --show", &o);
@@ -193,6 +204,13 @@ static void test_bad_values(void **ctx)
     bad("run a --model m --out x --fault 1:burn@3", "");
     bad("run a --model m --out x --fault 2:exit@3", "rank 2 of 2");
     bad("run a --model m --out x --active 65", "--active 65");
+    bad("run a --model m --out x --deadline 06:00", "--deadline 06:00: must be a time as 2026-01-02T06:00:00Z");
+    bad("run a --model m --out x --deadline 2026-02-29T06:00:00Z", "--deadline 2026-02-29");
+    bad("run a --model m --out x --until 24:00", "--until 24:00: must be a time as 06:00");
+    bad("run a --model m --out x --window 22:00", "--window 22:00: must be two different times as 22:00-06:00");
+    bad("run a --model m --out x --window 06:00-06:00", "two different times");
+    bad("run a --model m --out x --job-timeout 0", "--job-timeout 0: must be a number from 0.001 to 31536000");
+    bad("check a --until 06:00", "no option --until");
 }
 
 static void test_rules(void **ctx)

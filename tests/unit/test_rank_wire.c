@@ -39,6 +39,7 @@ static struct wire_frame sample(enum wire_type type)
     case WIRE_FAILED: f.u.text = (struct wire_text){11, 0, "non_finite_logits", "a logit is NaN"}; break;
     case WIRE_STATS: f.u.stats = (struct engine_stats){1, 2, 3, 4, 5, 6, 7, 8, 9}; break;
     case WIRE_ERROR: f.u.text = (struct wire_text){0, EXIT_LOCKSTEP, "lockstep", "field=tokens"}; break;
+    case WIRE_STARTED: f.u.started = 12; break;
     }
     return f;
 }
@@ -85,6 +86,7 @@ static void assert_same(const struct wire_frame *a, const struct wire_frame *b)
     case WIRE_SUBMIT: assert_same_request(&a->u.submit, &b->u.submit); break;
     case WIRE_CANCEL: assert_int_equal(a->u.cancel, b->u.cancel); break;
     case WIRE_SHUTDOWN: break;
+    case WIRE_STARTED: assert_int_equal(a->u.started, b->u.started); break;
     case WIRE_TOKEN: assert_memory_equal(&a->u.token, &b->u.token, sizeof a->u.token); break;
     case WIRE_DONE: assert_same_done(&a->u.done, &b->u.done); break;
     case WIRE_FAILED:
@@ -113,9 +115,9 @@ static void round_trip(void **state)
 {
     (void)state;
     struct buf stream = {0};
-    for (int t = WIRE_HELLO; t <= WIRE_ERROR; t++) encode((enum wire_type)t, &stream);
+    for (int t = WIRE_HELLO; t <= WIRE_STARTED; t++) encode((enum wire_type)t, &stream);
     size_t at = 0;
-    for (int t = WIRE_HELLO; t <= WIRE_ERROR; t++) {
+    for (int t = WIRE_HELLO; t <= WIRE_STARTED; t++) {
         struct wire_frame f, expected = sample((enum wire_type)t);
         size_t used = 0;
         assert_int_equal(wire_decode(stream.data + at, stream.len - at, &f, &used, NULL), RC_OK);
@@ -184,7 +186,7 @@ static void known_bytes(void **state)
 static void truncated_at_every_byte(void **state)
 {
     (void)state;
-    for (int t = WIRE_HELLO; t <= WIRE_ERROR; t++) {
+    for (int t = WIRE_HELLO; t <= WIRE_STARTED; t++) {
         struct buf b = {0};
         encode((enum wire_type)t, &b);
         for (size_t n = 0; n < b.len; n++) {
@@ -212,7 +214,7 @@ static void truncated_at_every_byte(void **state)
 static void bytes_left_over(void **state)
 {
     (void)state;
-    for (int t = WIRE_HELLO; t <= WIRE_ERROR; t++) {
+    for (int t = WIRE_HELLO; t <= WIRE_STARTED; t++) {
         struct buf b = {0};
         struct wire_frame f;
         size_t used;
@@ -247,7 +249,7 @@ static void lies(void **state)
     decode_patched(WIRE_CANCEL, 0, "\xfd\xff\xff\x03", 4, RC_BAD_INPUT);            /* one byte over the limit */
     decode_patched(WIRE_CANCEL, 0, "\xfc\xff\xff\x03", 4, RC_RETRY);                /* the limit itself */
     decode_patched(WIRE_CANCEL, 4, "\x00\x00", 2, RC_BAD_INPUT);
-    decode_patched(WIRE_CANCEL, 4, "\x0a\x00", 2, RC_BAD_INPUT);
+    decode_patched(WIRE_CANCEL, 4, "\x0b\x00", 2, RC_BAD_INPUT);
     decode_patched(WIRE_CANCEL, 4, "\x03\x01", 2, RC_BAD_INPUT);                    /* high byte of the type */
     decode_patched(WIRE_SUBMIT, prompt_count, "\xff\xff\xff\x3f", 4, RC_BAD_INPUT); /* times 4 wraps 32 bits */
     decode_patched(WIRE_SUBMIT, prompt_count, "\xff\xff\xff\xff", 4, RC_BAD_INPUT);

@@ -380,6 +380,35 @@ static void a_request_fails_alone(void **state)
     assert_nothing_left();
 }
 
+/* Only what takes more than a step says that it started; what is cancelled says nothing more, and the others are answered. */
+static void cancelling(void **state)
+{
+    (void)state;
+    struct options o = options_for("fake", 2);
+    struct group *g = open_group(&o);
+    struct group_event v;
+    expect(g, GROUP_EVENT_READY, &v);
+    submit(g, 1, FAKE_ENDLESS, 0);
+    submit(g, 2, 3, 4);
+    submit(g, 3, FAKE_ENDLESS, 0);
+    submit(g, 4, FAKE_ENDLESS, 0);
+    submit(g, 5, 5, 6);
+    expect(g, GROUP_EVENT_FRAME, &v);
+    assert_int_equal(v.frame->type, WIRE_STARTED);
+    assert_int_equal(v.frame->u.started, 1);
+    group_cancel(g, 77); /* nobody's */
+    group_cancel(g, 4);  /* still in the queue */
+    group_cancel(g, 1);
+    expect_answer(g, 2, 7);
+    expect(g, GROUP_EVENT_FRAME, &v);
+    assert_int_equal(v.frame->type, WIRE_STARTED);
+    assert_int_equal(v.frame->u.started, 3);
+    group_cancel(g, 3);
+    expect_answer(g, 5, 11);
+    group_close(g, 5000000);
+    assert_nothing_left();
+}
+
 /* More than a socket holds, several times over. */
 static void large_requests(void **state)
 {
@@ -482,6 +511,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(another_identity_is_final),
         cmocka_unit_test(impossible_setting_is_final),
         cmocka_unit_test(a_request_fails_alone),
+        cmocka_unit_test(cancelling),
         cmocka_unit_test(large_requests),
         cmocka_unit_test(closing_kills_what_does_not_leave),
         cmocka_unit_test(no_orphans),
