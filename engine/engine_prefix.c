@@ -24,18 +24,34 @@
 enum { MOST_TRIES = 8 };
 static_assert((int)PREFIX_BLOCK_TOKENS == (int)KV_PAGE_TOKENS, "a block is a page");
 
-/* ---- rank 0: what requests have in common ---- */
+/* ---- the queue ---- */
+
+/* While a request is in the queue, what it may find there is not thrown out for others' sake: ids are the order of use. */
+static enum rc mark(struct engine *e, const struct sequence *s, int64_t next_use, struct err *err)
+{
+    const int position = s->prompt_tokens / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
+    return e->prefixes && position ? prefix_store_mark(e->prefixes, s->tokens, position, next_use, err) : RC_OK;
+}
 
 enum rc engine_prefix_submitted(struct engine *e, struct sequence *s, struct err *err)
 {
     static const struct prefix_key here; /* these keys are compared with one another only */
     const int blocks = s->prompt_tokens / KV_PAGE_TOKENS;
-    if (!e->o.prefixes || e->seat || s->computed) return RC_OK;
+    if (!e->o.prefixes || s->computed) return RC_OK;
+    enum rc rc = mark(e, s, s->id < PREFIX_NEVER ? (int64_t)s->id : PREFIX_NEVER - 1, err);
+    if (rc != RC_OK || e->seat) return rc;
     s->keys = malloc(((size_t)blocks + 1) * sizeof *s->keys);
     if (!s->keys) return err_no_memory(err);
     prefix_chain(&here, s->tokens, s->prompt_tokens, s->keys);
     return RC_OK;
 }
+
+enum rc engine_prefix_left(struct engine *e, const struct sequence *s, struct err *err)
+{
+    return s->state == PLAN_QUEUED && !s->probed ? mark(e, s, PREFIX_NEVER, err) : RC_OK;
+}
+
+/* ---- rank 0: what requests have in common ---- */
 
 /* Tokens that both prompts begin with, in whole blocks, as far as `s` could use them: its last token is always computed. */
 static int common_tokens(const struct sequence *s, const struct sequence *other)
@@ -140,6 +156,7 @@ enum rc engine_prefix_probe(struct engine *e, struct sequence *s, struct err *er
         const int bit = position / KV_PAGE_TOKENS - 1;
         servable[bit / PREFIX_WORD_BITS] &= ~(UINT64_C(1) << bit % PREFIX_WORD_BITS);
     }
+    if (rc == RC_OK) rc = mark(e, s, PREFIX_NEVER, err);
     s->probed = true;
     free(servable);
     return rc;

@@ -110,8 +110,9 @@ enum rc engine_pick(struct engine *e, const struct sequence *s, int position, in
 
 /* ---- engine_prefix.c; nothing without the prefixes option ---- */
 
-/* After its tokens are there. */
+/* After its tokens are there; and before a request leaves in whatever state. */
 enum rc engine_prefix_submitted(struct engine *e, struct sequence *s, struct err *err);
+enum rc engine_prefix_left(struct engine *e, const struct sequence *s, struct err *err);
 /* Rank 0: sets held, probe and cut. */
 void engine_prefix_want(const struct engine *e, const struct sequence *s, struct plan_sequence *out);
 /* Collective: a queued sequence gets what all ranks' stores have of its prompt. */

@@ -149,13 +149,15 @@ static enum rc admit(struct engine *e, struct sequence *s, struct err *err)
     return start(e, s, err);
 }
 
-static void retire(struct engine *e, struct sequence *s)
+static enum rc retire(struct engine *e, struct sequence *s, struct err *err)
 {
+    enum rc rc = engine_prefix_left(e, s, err);
     if (s->state == PLAN_RUNNING) {
         give_pages(e, s, 0);
         e->slot_used[s->slot] = false;
     }
     engine_remove(e, s);
+    return rc;
 }
 
 static enum rc run_actions(struct engine *e, struct err *err)
@@ -165,7 +167,7 @@ static enum rc run_actions(struct engine *e, struct err *err)
         if (!s) return engine_stuck(err, "a plan names one request twice");
         enum plan_action_kind kind = (enum plan_action_kind)e->plan.actions[i].kind;
         enum rc rc = RC_OK;
-        if (kind == PLAN_RETIRE) retire(e, s);
+        if (kind == PLAN_RETIRE) rc = retire(e, s, err);
         else if (kind == PLAN_PREEMPT && s->state == PLAN_RUNNING) rc = preempt(e, s, err);
         else if (kind == PLAN_RESTORE && s->state == PLAN_PREEMPTED) rc = start(e, s, err);
         else if (kind == PLAN_ADMIT && s->state == PLAN_QUEUED) rc = admit(e, s, err);

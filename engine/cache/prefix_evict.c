@@ -51,13 +51,12 @@ void prefix_marks_free(struct prefix_marks *m)
     *m = (struct prefix_marks){0};
 }
 
-int64_t prefix_marks_next_use(const struct prefix_marks *m, enum prefix_kind kind, const struct prefix_key *key, int n_blocks)
+int64_t prefix_marks_next_use(const struct prefix_marks *m, const struct prefix_key *key, int n_blocks)
 {
     int64_t next_use = PREFIX_NEVER;
     for (size_t i = 0; i < m->n; i++) {
         const struct prefix_mark *mark = &m->at[i];
-        bool reaches = kind == PREFIX_STATE ? mark->n_blocks == n_blocks : mark->n_blocks >= n_blocks;
-        if (reaches && key_equal(&mark->keys[n_blocks - 1], key) && mark->next_use < next_use) next_use = mark->next_use;
+        if (mark->n_blocks >= n_blocks && key_equal(&mark->keys[n_blocks - 1], key) && mark->next_use < next_use) next_use = mark->next_use;
     }
     return next_use;
 }
@@ -127,10 +126,11 @@ static int candidate_of(struct prefix_index *ix, MDB_txn *txn, const struct cand
 static int mark_apply(struct prefix_index *ix, MDB_txn *txn, const struct candidates *c, const struct prefix_mark *mark)
 {
     struct candidate *at;
-    int mdb = candidate_of(ix, txn, c, PREFIX_STATE, &mark->keys[mark->n_blocks - 1], &at);
-    if (at && mark->next_use < at->next_use) at->next_use = mark->next_use;
+    int mdb = 0;
     for (int b = mark->n_blocks - 1; b >= 0 && !mdb; b--) {
-        mdb = candidate_of(ix, txn, c, PREFIX_KV, &mark->keys[b], &at);
+        mdb = candidate_of(ix, txn, c, PREFIX_STATE, &mark->keys[b], &at);
+        if (at && mark->next_use < at->next_use) at->next_use = mark->next_use;
+        if (!mdb) mdb = candidate_of(ix, txn, c, PREFIX_KV, &mark->keys[b], &at);
         if (!at || at->next_use == mark->next_use) continue;
         if (at->next_use < mark->next_use) break;
         at->next_use = mark->next_use;

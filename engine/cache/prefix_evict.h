@@ -21,7 +21,7 @@ struct prefix_marks {
 enum rc prefix_marks_set(struct prefix_marks *m, struct prefix_key *keys, int n_blocks, int64_t next_use, struct err *e);
 void prefix_marks_free(struct prefix_marks *m);
 /* When the block or state that is named key and ends n_blocks blocks is used next. */
-int64_t prefix_marks_next_use(const struct prefix_marks *m, enum prefix_kind kind, const struct prefix_key *key, int n_blocks);
+int64_t prefix_marks_next_use(const struct prefix_marks *m, const struct prefix_key *key, int n_blocks);
 
 struct prefix_demand {
     const struct prefix_marks *marks;

@@ -505,7 +505,7 @@ static enum rc file_put(struct prefix_store *s, struct prompt *p, enum prefix_ki
     struct putting put = {.s = s,
                           .prompt = {p->keys, p->n_blocks, 0},
                           .file = {.kind = (uint32_t)kind, .first_block = (uint32_t)first, .n_blocks = (uint32_t)n},
-                          .next_use = prefix_marks_next_use(&s->marks, kind, &p->keys[first], first + 1)};
+                          .next_use = prefix_marks_next_use(&s->marks, &p->keys[first], first + 1)};
     struct items items = {source, (uint32_t)first, kind};
     payload_head(s, p, kind, first, n);
     memcpy(put.file.keys, &p->keys[first], (size_t)n * sizeof *p->keys);

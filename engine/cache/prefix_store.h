@@ -98,9 +98,9 @@ enum rc prefix_store_put(struct prefix_store *s, const int32_t *tokens, int posi
 
 #define PREFIX_NEVER INT64_MAX
 
-/* The planner knows that the blocks below position and the state at it, put already or not, are used next by what is
- * next_use-th in its order. Replaces what was said of the same tokens before; PREFIX_NEVER forgets it. Kept in memory, 16
- * bytes a block, for the life of s; meant for the branch points of a batch, thousands. Eviction takes first what nobody
+/* The planner knows that the blocks and states up to position, put already or not, are used next by what is next_use-th in its
+ * order. Replaces what was said of the same tokens before; PREFIX_NEVER forgets it. Kept in memory, 16 bytes a block, for the life
+ * of s; meant for thousands. Eviction takes first what nobody
  * marked, least recently used first, then what is used latest; of one prompt the end before the beginning.
  * RC_FATAL: no memory. */
 enum rc prefix_store_mark(struct prefix_store *s, const int32_t *tokens, int position, int64_t next_use, struct err *e);

@@ -367,6 +367,7 @@ static void test_next_use_of_beginnings(void **ctx)
     assert_int_equal(put(s, &a[3], 256), RC_OK);
     uint64_t servable[PREFIX_WORDS(40 * 64 + 1)];
     assert_int_equal(prefix_store_lookup(s, long_one.ids, long_one.n, servable), 256);
+    assert_int_equal(prefix_greatest(servable, long_one.n), 256); /* with the state */
     prefix_store_close(s);
 }
 
