@@ -3,6 +3,7 @@
  * No WRITEMAP: a full disk under a writable map is SIGBUS. NOMETASYNC: a power cut may undo the last commit, which leaves a
  * payload file that the next opening adopts, or an entry without its file, which is a miss. The map is address space; it doubles
  * when it is full, so every change is a function that can run twice. */
+#define _GNU_SOURCE
 #include "prefix_index.h"
 
 #include <errno.h>
