@@ -261,7 +261,7 @@ static bool has_room(const struct dispatch *d, const struct lane *l)
 static enum rc feed(struct dispatch *d, struct lane *l, struct err *e)
 {
     while (!d->stopping && !l->gone && has_room(d, l) && !(l->alone && l->n_in_flight)) {
-        size_t i;
+        size_t i = 0;
         if (group_state_of(l->group) != GROUP_READY) return RC_OK;
         enum rc rc = next_job(d, l, &i, e);
         if (rc == RC_RETRY) return RC_OK;

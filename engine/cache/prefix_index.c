@@ -77,7 +77,7 @@ static MDB_val totals_key(void)
 
 bool prefix_index_entry(enum prefix_table table, const MDB_val *key, const MDB_val *value, struct prefix_file *file)
 {
-    size_t n;
+    size_t n = 0;
     const char *bytes = value_open(table, key, value, &n);
     if (table == PREFIX_FILES) return file_decode(key, bytes, n, file);
     if (table == PREFIX_META) return bytes && n == sizeof(struct prefix_totals);
