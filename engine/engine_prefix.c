@@ -66,22 +66,39 @@ static int common_tokens(const struct sequence *s, const struct sequence *other)
     return low * KV_PAGE_TOKENS;
 }
 
-void engine_prefix_want(const struct engine *e, const struct sequence *s, struct plan_sequence *out)
+/* Somebody else, running or ahead of it in the queue, has yet to compute what both begin with. */
+static bool must_wait(const struct engine *e, const struct sequence *s)
 {
-    const bool queued = s->state == PLAN_QUEUED;
     bool ahead = true;
-    if (!e->o.prefixes || !s->keys || s->retire || (!queued && s->computed >= s->prompt_tokens)) return;
     for (const struct sequence *o = e->sequences; o; o = o->next) {
         if (o == s) ahead = false;
-        if (o == s || o->retire || !o->keys) continue;
-        if (queued) {
-            if ((ahead || o->state != PLAN_QUEUED) && o->computed < o->prompt_tokens && common_tokens(s, o) > o->computed) out->held = true;
-        } else if (o->state == PLAN_QUEUED && !o->probed) {
-            const int parting = common_tokens(o, s);
-            if (parting > s->computed && parting < s->prompt_tokens && (!out->cut || parting < out->cut)) out->cut = parting;
-        }
+        if (o == s || o->retire || !o->keys || (!ahead && o->state == PLAN_QUEUED)) continue;
+        if (o->computed < o->prompt_tokens && common_tokens(s, o) > o->computed) return true;
     }
-    out->probe = queued && !s->probed && !out->held;
+    return false;
+}
+
+/* The next position at which a request that was not probed yet parts from s; 0: none. */
+static int next_parting(const struct engine *e, const struct sequence *s)
+{
+    int next = 0;
+    for (const struct sequence *o = e->sequences; o; o = o->next) {
+        if (o == s || o->retire || !o->keys || o->state != PLAN_QUEUED || o->probed) continue;
+        const int parting = common_tokens(o, s);
+        if (parting > s->computed && parting < s->prompt_tokens && (!next || parting < next)) next = parting;
+    }
+    return next;
+}
+
+void engine_prefix_want(const struct engine *e, const struct sequence *s, struct plan_sequence *out)
+{
+    if (!e->o.prefixes || !s->keys || s->retire) return;
+    if (s->state == PLAN_QUEUED) {
+        out->held = must_wait(e, s);
+        out->probe = !s->probed && !out->held;
+    } else if (s->computed < s->prompt_tokens) {
+        out->cut = next_parting(e, s);
+    }
 }
 
 /* ---- finding ---- */

@@ -93,7 +93,7 @@ static const struct option_row rows[] = {
      "Heads that several prompts share are computed once and kept here, for this run and later ones. Any number of runs may use it. "
      "Never changes an answer."},
     {"cache-gib", "GIB", OPTION_INT, AT(cache_gib), 0, 1 << 20, NULL, "64", " run ",
-     "Most that DIR may hold for each rank; 0: no bound. What is used last goes first."},
+     "Most that DIR may hold for each rank; 0: no bound. What was not used for longest goes first."},
     {"cache-free-gib", "GIB", OPTION_INT, AT(cache_free_gib), 0, 1 << 20, NULL, "4", " run ",
      "Room that the cache leaves on its file system."},
     {"backend", "NAME", OPTION_WORD, AT(backend), 0, 0, "auto|cpu|cuda", "auto", " run bench model ",

@@ -114,11 +114,7 @@ def one_times_out(bench, reference, others, slow, *options):
 
 
 def test(bench):
-    reference = bench.fresh()
-    start = time.monotonic()
-    bench.finish(reference)
-    undisturbed = time.monotonic() - start
-    lib.has_traces(reference)
+    reference, undisturbed = bench.undisturbed()
     goes_on(bench, reference, undisturbed)
     final(bench, reference, undisturbed)
     one_times_out(bench, reference, {}, {"tandem": {"timeout_s": 0.1}})

@@ -23,11 +23,7 @@ KINDS = {
 
 
 def test(bench):
-    reference = bench.fresh()
-    start = time.monotonic()
-    bench.finish(reference)
-    undisturbed = time.monotonic() - start
-    lib.has_traces(reference)
+    reference, undisturbed = bench.undisturbed()
     steps = max(t["steps"] for t in lib.timings(reference))
     lib.check(steps > DECODE_STEP, f"the jobs end after {steps} steps, before the fault")
     print(f"undisturbed: {steps} steps, {undisturbed:.1f} s", flush=True)

@@ -119,6 +119,15 @@ class Bench:
         no_leftovers(run.pid)
         return run
 
+    def undisturbed(self):
+        """A finished run with traces, to compare with, and the seconds that it took."""
+        out = self.fresh()
+        start = time.monotonic()
+        self.finish(out)
+        took = time.monotonic() - start
+        has_traces(out)
+        return out, took
+
     def status(self, out):
         done = subprocess.run([self.args.tandem, "status", str(out), "--json"], capture_output=True, check=False)
         return json.loads(done.stdout) if done.returncode == 0 and done.stdout else None

@@ -16,11 +16,7 @@ def done(bench, out):
 
 def test(bench):
     chance = random.Random(bench.args.seed)
-    reference = bench.fresh()
-    start = time.monotonic()
-    bench.finish(reference)
-    lib.has_traces(reference)
-    undisturbed = time.monotonic() - start
+    reference, undisturbed = bench.undisturbed()
     out, before, whole_runs, in_the_middle = bench.fresh(), 0, 0, 0
     for kill in range(bench.args.kills):
         run = bench.start(out, *PATIENT)
