@@ -312,7 +312,6 @@ enum rc engine_submit(struct engine *e, const struct engine_request *r, struct e
     }
     struct sequence *s = NULL;
     enum rc rc = sequence_open(r, e->o.trace, &s, err);
-    if (rc == RC_OK && r->snapshot) rc = engine_snapshot_take(e, r, s, err);
     if (rc == RC_OK) rc = engine_prefix_submitted(e, s, err);
     if (rc != RC_OK) {
         sequence_free(s);
@@ -345,6 +344,13 @@ void engine_cancel(struct engine *e, uint64_t id)
 {
     struct sequence *s = engine_find(e, id);
     if (s) s->retire = true;
+}
+
+int engine_position(const struct engine *e, uint64_t id)
+{
+    const struct sequence *s = e->sequences;
+    while (s && s->id != id) s = s->next;
+    return s && s->state == PLAN_RUNNING ? s->computed : 0;
 }
 
 bool engine_busy(const struct engine *e) { return e->sequences != NULL; }

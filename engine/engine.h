@@ -54,6 +54,8 @@ struct engine_options {
     enum spec_mode spec;     /* SPEC_MTP: RC_BAD_INPUT, EXIT_CONFIG where the model has no MTP layer */
     int drafts;              /* most drafts of a round, 1..KERN_MAX_DRAFTS; 0: ENGINE_DRAFTS */
     bool trace;              /* keep hashes of hidden rows and logits per generated token */
+    int64_t checkpoint_us;   /* longest time between saves of what runs; 0: nothing is saved. The same on all ranks. See
+                                engine_use_checkpoints */
     bool prefixes;           /* heads of prompts are shared through prefix stores; the same on all ranks. See engine_use_prefixes */
     struct fault fault;      /* FAULT_NONE: no */
 };
@@ -106,23 +108,18 @@ struct engine_request {
     const char *const *stop; /* copied; not empty strings */
     int n_stop;              /* 0..16 */
     bool ignore_end;         /* benchmarks: end tokens do not end it */
-    const void *snapshot;    /* this rank's share of a saved state, or NULL; copied. See engine_snapshot */
-    size_t snapshot_bytes;
+    unsigned char key[32];   /* names its checkpoint, of any run; zeros: it has none */
+    size_t branch_tokens;    /* of the prompt, that a later request is known to begin with; 0: none is known */
+    bool resume;             /* an earlier attempt may have left a checkpoint: go on from it */
+    bool cold;               /* compute all of it: no checkpoint is read, no head of another prompt used */
 };
 /* RC_BAD_INPUT when the request breaks a rule above. */
 enum rc engine_submit(struct engine *e, const struct engine_request *r, struct err *err);
 /* Rank 0 only: the next plan retires it and no event follows. Unknown ids are ignored. */
 void engine_cancel(struct engine *e, uint64_t id);
 
-/* A *snapshot* is everything that the rows after a position depend on: KV pages, recurrent state, convolution history, MTP keys
- * and values, the last hidden row; each rank has its own. It can be taken between steps while a running request's computed
- * prompt is a multiple of KV_PAGE_TOKENS and not yet whole, and given to any later request whose prompt starts with the same
- * tokens and is longer: that request then computes only the rest, with the same bits as without. It is checked against damage and
- * against another rank, partition, KV or weight format; which weights made it, its keeper must know. */
 /* Positions computed so far of a running request, 0 for any other. */
 int engine_position(const struct engine *e, uint64_t id);
-/* Appends to out (replaced). RC_BAD_INPUT: no such running request, or not at such a position. */
-enum rc engine_snapshot(struct engine *e, uint64_t id, struct buf *out, struct err *err);
 
 /* With the prefixes option: what heads of prompts are kept in and found in from now on; NULL: this rank does not take part (then nobody
  * hits). Outlives the engine, whose seed it has to be opened with: everything but weights, tokenizer and kernels that decides what
@@ -135,10 +132,21 @@ struct engine_prefix_shape {
 struct engine_prefix_shape engine_prefix_shape_of(const struct engine *e);
 void engine_use_prefixes(struct engine *e, struct prefix_store *s);
 
+/* With checkpoint_us, before the first request: where what requests with a key have so far is kept while they run, and read when they come
+ * again. Outlives the engine; its shapes and fingerprint are those of prefixes. */
+struct checkpoint_store;
+void engine_use_checkpoints(struct engine *e, struct checkpoint_store *s);
+/* Rank 0 only: from now on nothing is computed; steps save what runs. engine_stopped: all of it is on every rank's disk, there is
+ * nothing left to do. */
+void engine_stop(struct engine *e);
+bool engine_stopped(const struct engine *e);
+/* Rank 0: a request whose checkpoint holds more than it said last, on every rank's disk. False: no more. */
+bool engine_next_saved(struct engine *e, uint64_t *id, int *position);
+
 /* True while a submitted request is not retired. The same on every rank between steps. */
 bool engine_busy(const struct engine *e);
-/* Runs one step. RC_RETRY (not on rank 0): no plan yet, or it names a request that has not been submitted here; look at the
- * socket and call again. RC_FATAL: the rank must exit with err->exit_status. */
+/* Runs one step. RC_RETRY: no plan yet, or it names a request that has not been submitted here; on rank 0, stopping: what is to be
+ * saved is on its way to the disk. Look at the socket and call again. RC_FATAL or RC_FAILED: the rank must exit with err->exit_status. */
 enum rc engine_step(struct engine *e, struct err *err);
 
 enum engine_event_kind { ENGINE_EVENT_DONE, ENGINE_EVENT_FAILED };
@@ -155,6 +163,7 @@ struct engine_timing {
     int64_t preemptions;
     int64_t max_in_step; /* most sequences that shared a step with it, itself included */
     int64_t cached_tokens; /* of the prompt, that came from the prefix store */
+    int64_t resumed_tokens; /* positions that came from its checkpoint when it was submitted last */
 };
 
 struct engine_event {
@@ -179,7 +188,7 @@ struct engine_stats {
     uint64_t steps, prefill_rows, decode_rows, preemptions;
     uint64_t tokens; /* sampled */
     uint64_t drafted, accepted;
-    uint64_t restored_rows; /* prompt rows that came from snapshots and prefix stores */
+    uint64_t restored_rows; /* prompt rows that came from checkpoints and prefix stores */
     int max_sequences_in_step;
 };
 struct engine_stats engine_stats_of(const struct engine *e);

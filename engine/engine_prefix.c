@@ -10,8 +10,8 @@
  * greatest that is common to all, read and verify it, and vote. One that cannot leaves the next lower one; 0 is no hit. What was
  * read waits in host memory, as after a preemption, and the request begins at that position.
  *
- * Keeping. Prompt rows are cut where the prompt parts from that of another live request, and after such a step every rank puts
- * what it has into its store. A rank whose store fails goes on without it; it offers nothing, so nobody hits.
+ * Keeping. Prompt rows are cut where the prompt parts from that of another live request, or of one that the owner knows will come, and
+ * after such a step every rank puts what it has into its store. A rank whose store fails goes on without it; it offers nothing, so nobody hits.
  *
  * No answer depends on any of this: a position's keys, values and state have the same bits whoever computed them. */
 #include <assert.h>
@@ -37,7 +37,7 @@ enum rc engine_prefix_submitted(struct engine *e, struct sequence *s, struct err
 {
     static const struct prefix_key here; /* these keys are compared with one another only */
     const int blocks = s->prompt_tokens / KV_PAGE_TOKENS;
-    if (!e->o.prefixes || s->computed) return RC_OK;
+    if (!e->o.prefixes || s->cold) return RC_OK;
     enum rc rc = mark(e, s, s->id < PREFIX_NEVER ? (int64_t)s->id : PREFIX_NEVER - 1, err);
     if (rc != RC_OK || e->seat) return rc;
     s->keys = malloc(((size_t)blocks + 1) * sizeof *s->keys);
@@ -78,10 +78,10 @@ static bool must_wait(const struct engine *e, const struct sequence *s)
     return false;
 }
 
-/* The next position at which a request that was not probed yet parts from s; 0: none. */
+/* The next position at which a request that was not probed yet, or has not come yet, parts from s; 0: none. */
 static int next_parting(const struct engine *e, const struct sequence *s)
 {
-    int next = 0;
+    int next = s->branch > s->computed ? s->branch : 0;
     for (const struct sequence *o = e->sequences; o; o = o->next) {
         if (o == s || o->retire || !o->keys || o->state != PLAN_QUEUED || o->probed) continue;
         const int parting = common_tokens(o, s);
@@ -96,9 +96,8 @@ void engine_prefix_want(const struct engine *e, const struct sequence *s, struct
     if (s->state == PLAN_QUEUED) {
         out->held = must_wait(e, s);
         out->probe = !s->probed && !out->held;
-    } else if (s->computed < s->prompt_tokens) {
-        out->cut = next_parting(e, s);
     }
+    if (s->computed < s->prompt_tokens) out->cut = next_parting(e, s); /* its first rows may come with its admission */
 }
 
 /* ---- finding ---- */
@@ -154,6 +153,7 @@ static bool load(struct engine *e, struct sequence *s, int position)
 enum rc engine_prefix_probe(struct engine *e, struct sequence *s, struct err *err)
 {
     const size_t words = PREFIX_WORDS(s->prompt_tokens);
+    if (s->computed || s->cold) return mark(e, s, PREFIX_NEVER, err);
     uint64_t *servable = calloc(words, sizeof *servable);
     if (!servable) return err_no_memory(err);
     if (e->prefixes) prefix_store_lookup(e->prefixes, s->tokens, s->prompt_tokens, servable);
@@ -174,7 +174,6 @@ enum rc engine_prefix_probe(struct engine *e, struct sequence *s, struct err *er
         servable[bit / PREFIX_WORD_BITS] &= ~(UINT64_C(1) << bit % PREFIX_WORD_BITS);
     }
     if (rc == RC_OK) rc = mark(e, s, PREFIX_NEVER, err);
-    s->probed = true;
     free(servable);
     return rc;
 }

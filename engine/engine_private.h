@@ -1,8 +1,10 @@
 /* engine_private: the engine's inside, shared by engine.c (life, requests), engine_step.c (carrying out plans), engine_draft.c
- * (drafts and the MTP layer) and engine_snapshot.c (what a sequence remembers, as bytes). */
+ * (drafts and the MTP layer), engine_prefix.c and engine_checkpoint.c (what is kept on disk) and engine_state.c (what a sequence
+ * remembers, as bytes). */
 #ifndef TANDEM_ENGINE_PRIVATE_H
 #define TANDEM_ENGINE_PRIVATE_H
 
+#include "checkpoint_store.h"
 #include "draft.h"
 #include "engine.h"
 #include "kv_pages.h"
@@ -46,6 +48,12 @@ struct engine {
     struct model_weights weights;
     struct model_forward *forward;
     struct prefix_store *prefixes; /* NULL: none, or it failed */
+    struct checkpoint_store *checkpoints; /* NULL: none */
+    uint64_t saves, saves_written, saves_durable; /* batches begun, the same on every rank; on this rank's disk; rank 0: on all */
+    int64_t save_start_us, save_copy_us, save_due_us; /* of the last batch; when the next may begin */
+    size_t save_point_bytes;                      /* points of the last batch */
+    bool save_cut;                                /* it did not hold all that was new */
+    bool stopping;                                /* rank 0: nothing is computed any more, what runs is saved */
     struct tokenizer *tokenizer; /* end tokens and vocabulary size; rank 0 decodes */
     struct kv_pages pages;
     bool slot_used[PLAN_MAX_SEGMENTS];
@@ -115,19 +123,28 @@ enum rc engine_prefix_submitted(struct engine *e, struct sequence *s, struct err
 enum rc engine_prefix_left(struct engine *e, const struct sequence *s, struct err *err);
 /* Rank 0: sets held, probe and cut. */
 void engine_prefix_want(const struct engine *e, const struct sequence *s, struct plan_sequence *out);
-/* Collective: a queued sequence gets what all ranks' stores have of its prompt. */
+/* Collective: a queued sequence that has nothing yet gets what all ranks' stores have of its prompt. */
 enum rc engine_prefix_probe(struct engine *e, struct sequence *s, struct err *err);
 /* Puts what a running sequence has computed into this rank's store. */
 void engine_prefix_keep(struct engine *e, const struct sequence *s);
 
-/* ---- engine_snapshot.c ---- */
+/* ---- engine_checkpoint.c; nothing without a store ---- */
+
+/* Before a plan: takes note of what has become durable. RC_FAILED, EXIT_IO: a batch could not be written. */
+enum rc engine_checkpoint_poll(struct engine *e, struct err *err);
+/* Rank 0: sets save and save_pages of the n entries of plan_input, where a batch is due. */
+enum rc engine_checkpoint_want(struct engine *e, int n, struct err *err);
+/* All PLAN_SAVE actions of the plan, before the others. */
+enum rc engine_checkpoint_save(struct engine *e, struct err *err);
+/* Collective: a queued sequence goes on from the last point that all ranks have whole; if there is none it stays as it is. */
+enum rc engine_checkpoint_resume(struct engine *e, struct sequence *s, struct err *err);
+
+/* ---- engine_state.c ---- */
 
 /* Bytes of n_pages pages and a slot. */
 size_t engine_state_bytes(const struct engine *e, int n_pages);
 /* Copies a running sequence's pages and slot out, or into those it has just been given. */
 void engine_state_save(struct engine *e, const struct sequence *s, char *out);
 void engine_state_load(struct engine *e, const struct sequence *s, const char *bytes);
-/* At submission: checks r->snapshot against this engine and r->prompt, and keeps its state and position in s. */
-enum rc engine_snapshot_take(struct engine *e, const struct engine_request *r, struct sequence *s, struct err *err);
 
 #endif

@@ -43,7 +43,10 @@ static enum rc build_plan(struct engine *e, struct err *err)
         };
         if (s->state != PLAN_QUEUED && !s->retire && s->computed >= s->prompt_tokens) engine_draft_want(e, s, decoding, p);
         engine_prefix_want(e, s, p);
+        if (s->state == PLAN_QUEUED && s->resume && !s->probed) p->probe = true, p->held = false; /* it has a state of its own */
     }
+    enum rc rc = engine_checkpoint_want(e, n, err);
+    if (rc != RC_OK) return rc;
     struct plan_input in = {
         .step = e->step + 1,
         .sequences = e->plan_input,
@@ -51,6 +54,7 @@ static enum rc build_plan(struct engine *e, struct err *err)
         .active = e->o.active,
         .prefill_rows = e->prefill_rows,
         .pages_free = e->pages.n_free,
+        .hold = e->stopping,
     };
     if (!step_plan_build(&in, &e->plan)) return engine_stuck(err, "the planner found nothing to do for live requests");
     e->plan_len = step_plan_pack(&e->plan, e->plan_bytes);
@@ -144,7 +148,7 @@ static enum rc start(struct engine *e, struct sequence *s, struct err *err)
 static enum rc admit(struct engine *e, struct sequence *s, struct err *err)
 {
     s->admitted = ++e->admissions;
-    e->stats.restored_rows += (uint64_t)s->computed;
+    e->stats.restored_rows += (uint64_t)(s->computed < s->prompt_tokens ? s->computed : s->prompt_tokens);
     if (e->ngram && !draft_index_open(s->prompt_tokens + s->max_tokens, &s->index)) return err_no_memory(err);
     return start(e, s, err);
 }
@@ -160,22 +164,31 @@ static enum rc retire(struct engine *e, struct sequence *s, struct err *err)
     return rc;
 }
 
+/* What is known of a queued request: its own past, or the head of its prompt. */
+static enum rc probe(struct engine *e, struct sequence *s, struct err *err)
+{
+    enum rc rc = s->resume && e->checkpoints ? engine_checkpoint_resume(e, s, err) : RC_OK;
+    if (rc == RC_OK && e->o.prefixes) rc = engine_prefix_probe(e, s, err);
+    s->probed = true;
+    return rc;
+}
+
 static enum rc run_actions(struct engine *e, struct err *err)
 {
-    for (uint32_t i = 0; i < e->plan.n_actions; i++) {
+    enum rc rc = engine_checkpoint_save(e, err);
+    for (uint32_t i = 0; i < e->plan.n_actions && rc == RC_OK; i++) {
         struct sequence *s = engine_find(e, e->plan.actions[i].request);
         if (!s) return engine_stuck(err, "a plan names one request twice");
         enum plan_action_kind kind = (enum plan_action_kind)e->plan.actions[i].kind;
-        enum rc rc = RC_OK;
+        if (kind == PLAN_SAVE) continue;
         if (kind == PLAN_RETIRE) rc = retire(e, s, err);
         else if (kind == PLAN_PREEMPT && s->state == PLAN_RUNNING) rc = preempt(e, s, err);
         else if (kind == PLAN_RESTORE && s->state == PLAN_PREEMPTED) rc = start(e, s, err);
         else if (kind == PLAN_ADMIT && s->state == PLAN_QUEUED) rc = admit(e, s, err);
-        else if (kind == PLAN_PROBE && s->state == PLAN_QUEUED && e->o.prefixes && !s->probed) rc = engine_prefix_probe(e, s, err);
+        else if (kind == PLAN_PROBE && s->state == PLAN_QUEUED && !s->probed) rc = probe(e, s, err);
         else return engine_stuck(err, "a plan's action does not fit the request's state");
-        if (rc != RC_OK) return rc;
     }
-    return RC_OK;
+    return rc;
 }
 
 /* ---- the batch ---- */
@@ -407,7 +420,10 @@ static enum rc commit(struct engine *e, const struct kern_batch *b, struct err *
 enum rc engine_step(struct engine *e, struct err *err)
 {
     e->n_events = e->next_event = 0;
-    enum rc rc = e->seat == 0 ? build_plan(e, err) : await_plan(e, err);
+    enum rc rc = engine_checkpoint_poll(e, err);
+    if (rc != RC_OK) return rc;
+    if (e->seat == 0 && e->stopping && (e->saves_durable < e->saves || engine_stopped(e))) return RC_RETRY;
+    rc = e->seat == 0 ? build_plan(e, err) : await_plan(e, err);
     if (rc != RC_OK) return rc;
     e->plan_ready = false;
     struct forward_batch b;

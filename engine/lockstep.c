@@ -117,6 +117,16 @@ uint64_t segment_heartbeat(const struct segment *s, int rank)
     return atomic_load_explicit(&s->rank[rank].beat, memory_order_relaxed);
 }
 
+void segment_set_saved(struct segment *s, int rank, uint64_t batches)
+{
+    atomic_store_explicit(&s->rank[rank].saved.value, batches, memory_order_release);
+}
+
+uint64_t segment_saved(const struct segment *s, int rank)
+{
+    return atomic_load_explicit(&s->rank[rank].saved.value, memory_order_acquire);
+}
+
 void segment_poison(struct segment *s, int rank, const char *reason)
 {
     uint32_t index = rank >= 0 && rank < MAX_RANKS ? (uint32_t)rank : MAX_RANKS, none = 0;

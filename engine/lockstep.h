@@ -49,6 +49,10 @@ struct lockstep_bounds segment_bounds(const struct segment *s);
 void segment_beat(struct segment *s, int rank);
 uint64_t segment_heartbeat(const struct segment *s, int rank);
 
+/* Batches of checkpoints that a rank has on disk, so that rank 0 knows when all have. */
+void segment_set_saved(struct segment *s, int rank, uint64_t batches);
+uint64_t segment_saved(const struct segment *s, int rank);
+
 /* Poison: first reason wins. rank: who says so, not who is to blame; the runner is -1. */
 void segment_poison(struct segment *s, int rank, const char *reason);
 bool segment_poisoned(const struct segment *s, int *rank, char *reason, size_t reason_bytes);

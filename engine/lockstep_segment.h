@@ -18,7 +18,7 @@
 
 static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "shared words must be lock-free");
 
-enum { SEGMENT_LINE_BYTES = 64, SEGMENT_VERSION = 2, SEGMENT_REASON_BYTES = 700 };
+enum { SEGMENT_LINE_BYTES = 64, SEGMENT_VERSION = 3, SEGMENT_REASON_BYTES = 700 };
 
 /* What a rank publishes by raising a counter. Counters start at 0 and rise by 1. */
 enum segment_channel {
@@ -55,6 +55,7 @@ struct segment_rank {
     alignas(SEGMENT_LINE_BYTES) _Atomic uint32_t bell;
     _Atomic uint32_t sleepers;
     struct segment_word word[SEGMENT_CHANNELS];
+    struct segment_word saved; /* batches of checkpoints on this rank's disk */
     alignas(SEGMENT_LINE_BYTES) struct lockstep_record record[2]; /* by parity of the step */
     /* Touched by this rank alone: its wait for the plan of plan_step goes on over several calls. */
     alignas(SEGMENT_LINE_BYTES) uint64_t plan_step;

@@ -34,8 +34,15 @@ enum rc sequence_open(const struct engine_request *r, bool trace, struct sequenc
     s->state = PLAN_QUEUED;
     s->prompt_tokens = (int)r->prompt_tokens;
     s->max_tokens = r->max_tokens;
+    const size_t last = r->prompt_tokens - 1; /* is always computed */
+    s->branch = (int)(r->branch_tokens < last ? r->branch_tokens : last) / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
     s->sampling = r->sampling;
     s->ignore_end = r->ignore_end;
+    static const unsigned char none[CHECKPOINT_KEY_BYTES];
+    memcpy(s->key, r->key, sizeof s->key);
+    s->keyed = memcmp(s->key, none, sizeof none) != 0;
+    s->cold = r->cold;
+    s->resume = r->resume && s->keyed && !s->cold;
     s->submitted_us = clock_now_us();
     size_t room = r->prompt_tokens + (size_t)r->max_tokens;
     s->tokens = malloc(room * sizeof *s->tokens);
@@ -62,6 +69,7 @@ void sequence_free(struct sequence *s)
     free(s->tokens);
     free(s->pages);
     free(s->saved);
+    checkpoint_close(s->checkpoint);
     free(s->keys);
     free(s->trace);
     draft_index_free(&s->index);

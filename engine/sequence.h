@@ -4,6 +4,7 @@
 #ifndef TANDEM_SEQUENCE_H
 #define TANDEM_SEQUENCE_H
 
+#include "checkpoint_store.h"
 #include "draft.h"
 #include "engine.h"
 #include "prefix_store.h"
@@ -18,9 +19,10 @@ struct sequence {
     int64_t admitted;     /* order of first admission; 0 while queued */
     int32_t *tokens;      /* prompt, then sampled tokens; room for prompt_tokens + max_tokens */
     int prompt_tokens, max_tokens;
+    int branch;           /* a multiple of 64 up to which a request that is not here yet begins alike; 0: none is known */
     int sampled;          /* tokens sampled so far, the same on every rank */
     int answered;         /* rank 0: those of the answer; fewer when a stop string ended it within a round */
-    int computed;         /* positions whose KV is stored; while queued: that its snapshot or hit holds */
+    int computed;         /* positions whose KV is stored; while queued: that its checkpoint or hit holds */
     uint64_t token_chain; /* chained hash of prompt and sampled tokens */
     struct sampling sampling;
     struct token_counts counts;
@@ -28,8 +30,14 @@ struct sequence {
     int slot;             /* RUNNING: its slot in model_forward */
     int32_t *pages;       /* block table, room for the whole request */
     int n_pages;          /* kv_pages_for(computed) between steps */
-    char *saved;          /* PREEMPTED, QUEUED with a snapshot or a hit: n_pages pages, then the slot */
+    char *saved;          /* PREEMPTED, QUEUED with a checkpoint or a hit: n_pages pages, then the slot */
     bool probed;          /* the stores were asked */
+    bool keyed, resume, cold; /* it has a key; may have a checkpoint; uses nothing that was kept */
+    unsigned char key[CHECKPOINT_KEY_BYTES];
+    struct checkpoint *checkpoint; /* from its first save, or from probing; NULL: none */
+    int saved_pages, saved_position; /* in the checkpoint or on the way there; 0: no point */
+    uint64_t saved_step;             /* of its last point */
+    int durable_position, told_position; /* rank 0: of the last point that all ranks have; that the owner was told of */
     struct prefix_key *keys; /* rank 0, where prefixes are used: of the prompt's whole blocks */
     struct draft_index index; /* of its tokens, from its admission on, where n-grams are used */
     struct draft_rates rates; /* rank 0 */
@@ -47,7 +55,7 @@ struct sequence {
     struct sequence *next; /* in order of submission */
 };
 
-/* Copies the request, save its snapshot. RC_FATAL: out of memory. Free with sequence_free. */
+/* Copies the request. RC_FATAL: out of memory. Free with sequence_free. */
 enum rc sequence_open(const struct engine_request *r, bool trace, struct sequence **out, struct err *e);
 void sequence_free(struct sequence *s);
 

@@ -1,4 +1,4 @@
-/* step_plan: one pass over the running sequences in order of admission, then restores, then admissions, then drafts.
+/* step_plan: retiring and saving, then one pass over the running sequences in order of admission, then restores, then admissions, then drafts.
  *
  * Serving in order of admission is what makes preemption safe: a victim is always younger than the one that takes its
  * pages and has not been given rows in this plan yet, so no segment is ever withdrawn. A single sequence always fits the
@@ -26,7 +26,7 @@ struct build {
 static bool act(struct build *b, uint64_t request, enum plan_action_kind kind)
 {
     if (b->out->n_actions == PLAN_MAX_ACTIONS) return false;
-    b->out->actions[b->out->n_actions++] = (struct plan_action){request, kind};
+    b->out->actions[b->out->n_actions++] = (struct plan_action){request, kind, 0};
     return true;
 }
 
@@ -35,6 +35,14 @@ static void retire_all(struct build *b)
     for (int i = 0; i < b->in->n_sequences; i++) {
         const struct plan_sequence *s = &b->in->sequences[i];
         if (s->retire && act(b, s->request, PLAN_RETIRE) && s->state == PLAN_RUNNING) b->pages_free += s->pages;
+    }
+}
+
+static void save_wanted(struct build *b)
+{
+    for (int i = 0; i < b->in->n_sequences; i++) {
+        const struct plan_sequence *s = &b->in->sequences[i];
+        if (s->save && !s->retire && act(b, s->request, PLAN_SAVE)) b->out->actions[b->out->n_actions - 1].pages = (uint32_t)s->save_pages;
     }
 }
 
@@ -140,7 +148,7 @@ static void bring_in(struct build *b)
             running++; /* it has a place in the next plan */
             continue;
         }
-        int first_rows = s->prompt_tokens - s->computed;
+        int first_rows = s->computed < s->prompt_tokens ? s->prompt_tokens - s->computed : 1;
         if (first_rows > b->rows_left) first_rows = b->rows_left;
         if (b->pages_free < kv_pages_for(s->computed + first_rows) + running) return;
         if (!act(b, s->request, PLAN_ADMIT)) return;
@@ -184,6 +192,8 @@ bool step_plan_build(const struct plan_input *in, struct step_plan *out)
     out->step = in->step;
     struct build b = {.in = in, .out = out, .pages_free = in->pages_free, .rows_left = in->prefill_rows};
     retire_all(&b);
+    save_wanted(&b);
+    if (in->hold) return out->n_actions > 0;
     order_running(&b);
     for (int i = 0; i < b.n_running; i++)
         if (!b.gone[i]) serve(&b, &in->sequences[b.order[i]], in->sequences[b.order[i]].pages, i);
@@ -215,6 +225,11 @@ static bool segment_ok(const struct plan_segment *s)
     return s->kind == PLAN_PREFILL && s->drafts == 0 && (s->picks == 0 || s->picks == 1);
 }
 
+static bool action_ok(const struct plan_action *a)
+{
+    return a->kind >= PLAN_RETIRE && a->kind <= PLAN_SAVE && (a->kind == PLAN_SAVE ? a->pages <= INT32_MAX : a->pages == 0);
+}
+
 enum rc step_plan_unpack(const void *bytes, size_t n_bytes, struct step_plan *out, struct err *e)
 {
     const char *at = bytes;
@@ -227,7 +242,7 @@ enum rc step_plan_unpack(const void *bytes, size_t n_bytes, struct step_plan *ou
     memcpy(out->actions, at + head_bytes(), actions);
     memcpy(out->segments, at + head_bytes() + actions, segments);
     for (uint32_t i = 0; i < out->n_actions; i++)
-        if (out->actions[i].kind < PLAN_RETIRE || out->actions[i].kind > PLAN_PROBE) goto bad;
+        if (!action_ok(&out->actions[i])) goto bad;
     for (uint32_t i = 0; i < out->n_segments; i++)
         if (!segment_ok(&out->segments[i])) goto bad;
     return RC_OK;

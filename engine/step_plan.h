@@ -14,8 +14,9 @@ enum plan_action_kind {
     PLAN_RETIRE = 1, /* the request is over: free what it holds */
     PLAN_PREEMPT,    /* save its KV and its slot to host memory and free its pages */
     PLAN_RESTORE,    /* take pages and put back what was saved */
-    PLAN_ADMIT,      /* from the queue into the active set; with a snapshot or a hit: as RESTORE */
-    PLAN_PROBE       /* look for the head of its prompt in the prefix stores; it stays queued */
+    PLAN_ADMIT,      /* from the queue into the active set; with a checkpoint or a hit: as RESTORE */
+    PLAN_PROBE,      /* look for its checkpoint, then for the head of its prompt in the prefix stores; it stays queued */
+    PLAN_SAVE        /* its next pages to the checkpoint and, when these are all, a point */
 };
 
 enum plan_segment_kind { PLAN_DECODE = 1, PLAN_PREFILL };
@@ -23,7 +24,8 @@ enum plan_segment_kind { PLAN_DECODE = 1, PLAN_PREFILL };
 /* The structs below are published as bytes: fixed sizes, no padding. */
 struct plan_action {
     uint64_t request;
-    uint64_t kind; /* enum plan_action_kind */
+    uint32_t kind; /* enum plan_action_kind */
+    uint32_t pages; /* PLAN_SAVE: how many, else 0 */
 };
 struct plan_segment {
     uint64_t request;
@@ -52,11 +54,13 @@ struct plan_sequence {
     bool retire;
     int64_t admitted; /* rises with each first admission; orders running and preempted sequences */
     int prompt_tokens;
-    int computed;     /* positions whose KV is stored; QUEUED: that a snapshot holds */
+    int computed;     /* positions whose KV is stored; QUEUED: that a checkpoint or a hit holds */
     int pages;        /* held now; QUEUED, PREEMPTED: needed to restore; always those of `computed` */
     bool held;        /* QUEUED: not to be admitted yet */
     bool probe;       /* QUEUED: to be probed before it is admitted */
     int cut;          /* prompt rows do not pass this position at once and are kept when they reach it, a multiple of 64; 0: none */
+    bool save;        /* not QUEUED: to be saved before anything else happens to it */
+    int save_pages;
     int drafts;       /* wanted, should its next row be a decode row */
     enum draft_source source;
 };
@@ -68,9 +72,10 @@ struct plan_input {
     int active;       /* most running sequences, 1..PLAN_MAX_SEGMENTS */
     int prefill_rows; /* prompt rows of a step, a multiple of 64 */
     int pages_free;
+    bool hold;        /* nothing but retiring and saving */
 };
 
-/* Rules: retired requests go first. Running sequences are served in order of admission, so the oldest always proceeds; one
+/* Rules: retired requests go first, then what is saved. Running sequences are served in order of admission, so the oldest always proceeds; one
  * that needs a page when none is free preempts the youngest. Prompt rows are cut at absolute multiples of 64. Preempted
  * sequences come back, oldest first, before anything new is admitted. Drafts get the pages that are left after all of that,
  * oldest sequence first. Returns false when the sequences leave nothing to do. */

@@ -195,6 +195,7 @@ enum rc job_result_timing(const char *custom_id, int status, const struct job_ti
         {"tpot_us", t->tpot_us},
         {"prompt_tokens", t->prompt_tokens},
         {"cached_tokens", t->cached_tokens},
+        {"resumed_tokens", t->resumed_tokens},
         {"completion_tokens", t->completion_tokens},
         {"steps", t->steps},
         {"rounds", t->rounds},

@@ -13,6 +13,7 @@ struct job_timing {
     int64_t queue_us, tokenize_us, prefill_us, ttft_us, decode_us;
     int64_t tpot_us; /* decode_us / (completion_tokens - 1), of this same request; 0 with fewer than two tokens */
     int64_t prompt_tokens, cached_tokens, completion_tokens;
+    int64_t resumed_tokens; /* positions that its last attempt took from its checkpoint; times are those of all its attempts */
     int64_t steps, preemptions, attempts, rank_restarts;
     int64_t rounds, drafted, accepted; /* decode rounds; draft tokens that they verified; those that were right */
     int64_t sequences_in_step; /* most jobs that shared a step with this one, itself included */

@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "checkpoint_store.h"
 #include "deadline.h"
 #include "dispatch.h"
 #include "export.h"
@@ -38,6 +39,8 @@ struct held_job {
 
 struct run {
     const struct options *options;
+    struct options rank_options; /* as the ranks get them */
+    struct buf checkpoints;      /* the folder */
     struct deadline deadline;
     struct job_set set;
     struct prompter *prompter;
@@ -45,7 +48,7 @@ struct run {
     struct buf identity;
     size_t *pending;        /* entries without a result, in order */
     size_t n_pending;
-    struct held_job **held; /* by pending index; NULL: not with a group */
+    struct held_job **held; /* by pending index; NULL: not with a group, nor the one after one */
     struct progress progress;
     size_t done, failed;    /* records of this registration, earlier runs included */
     uint64_t tokens;
@@ -60,6 +63,7 @@ static enum rc store(struct run *r, const struct job_entry *entry, enum state_re
     if (record->failed || timing->failed) return err_no_memory(e);
     enum rc rc = state_put_result(r->state, entry->key, &result, e);
     if (rc != RC_OK) return rc;
+    checkpoint_remove(r->checkpoints.data, entry->key);
     if (kind == STATE_OUTPUT)
         r->done++;
     else
@@ -100,6 +104,7 @@ static struct job_timing timing_of(const struct dispatch_outcome *o, const struc
     t.sequences_in_step = e->max_in_step;
     t.preemptions = e->preemptions;
     t.cached_tokens = e->cached_tokens;
+    t.resumed_tokens = e->resumed_tokens;
     t.completion_tokens = (int64_t)o->done->n_tokens;
     t.tpot_us = o->done->n_tokens > 1 ? e->decode_us / ((int64_t)o->done->n_tokens - 1) : 0;
     return t;
@@ -144,24 +149,46 @@ static bool build_held(struct run *r, size_t index, struct held_job *h, struct j
     return prompt_build(r->prompter, &h->spec, &documents, &h->prompt, fault);
 }
 
+/* Builds the next job's prompt before its time, to see what it shares with the one before. A job that fails here fails in its time. */
+static bool look_ahead(struct run *r, size_t i)
+{
+    struct job_fault fault = {0};
+    if (i >= r->n_pending || state_has_result(r->state, r->set.entries[r->pending[i]].key)) return false;
+    if (r->held[i]) return true;
+    r->held[i] = calloc(1, sizeof *r->held[i]);
+    if (r->held[i] && build_held(r, r->pending[i], r->held[i], &fault)) return true;
+    free_held(r->held[i]);
+    r->held[i] = NULL;
+    return false;
+}
+
+static size_t common_tokens(const struct prompt *a, const struct prompt *b)
+{
+    size_t n = 0, most = a->tokens.len < b->tokens.len ? a->tokens.len : b->tokens.len;
+    while (n < most && a->tokens.ids[n] == b->tokens.ids[n]) n++;
+    return n;
+}
+
 static enum rc source_build(void *ctx, size_t i, struct engine_request *out, int64_t *timeout_us, struct err *e)
 {
     struct run *r = ctx;
     struct job_fault fault = {0};
-    struct held_job *h = calloc(1, sizeof *h);
+    struct held_job *h = r->held[i] ? r->held[i] : calloc(1, sizeof *h);
     if (!h) return err_no_memory(e);
-    if (!build_held(r, r->pending[i], h, &fault)) {
+    if (!r->held[i] && !build_held(r, r->pending[i], h, &fault)) {
         struct job_timing t = {.tokenize_us = h->prompt.tokenize_us};
         free_held(h);
         enum rc rc = store_fault(r, r->pending[i], &fault, &t, e);
         return rc == RC_OK ? RC_RETRY : rc;
     }
+    r->held[i] = h;
     *out = (struct engine_request){.prompt = h->prompt.tokens.ids, .prompt_tokens = h->prompt.tokens.len,
                                    .max_tokens = h->prompt.max_tokens, .sampling = h->spec.sampling,
                                    .stop = (const char *const *)h->spec.stop, .n_stop = h->spec.n_stop};
+    memcpy(out->key, r->set.entries[r->pending[i]].key, sizeof out->key);
     if (!h->spec.has_seed) out->sampling.seed = job_spec_seed(h->spec.custom_id);
     *timeout_us = h->spec.timeout_us ? h->spec.timeout_us : r->options->job_timeout_us;
-    r->held[i] = h;
+    if (r->options->cache && look_ahead(r, i + 1)) out->branch_tokens = common_tokens(&h->prompt, &r->held[i + 1]->prompt);
     return RC_OK;
 }
 
@@ -242,6 +269,7 @@ static enum rc open_all(struct run *r, struct err *e)
     if (rc == RC_OK) rc = rank_identity(o, 0, &r->identity, e);
     if (rc == RC_OK) rc = options_state_folder(o, &folder, e);
     if (rc == RC_OK) rc = state_open(folder.data, STATE_WRITE, &r->state, e);
+    if (rc == RC_OK && !buf_printf(&r->checkpoints, "%s/checkpoints", folder.data)) rc = err_no_memory(e);
     if (rc == RC_OK) rc = state_bind_identity(r->state, r->identity.data, e);
     if (rc == RC_OK) rc = job_set_register(&r->set, r->state, r->identity.data, e);
     /* A night's work must not end at an output that may not be written. */
@@ -278,10 +306,11 @@ static enum rc plan(struct run *r, struct err *e)
     return rc;
 }
 
+static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
+
 /* Signals that end a run, blocked and readable; those set to be ignored are left alone. -1 with errno on failure. */
 static int open_signals(void)
 {
-    static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t set;
     sigemptyset(&set);
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
@@ -292,6 +321,25 @@ static int open_signals(void)
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+/* After a first signal, whatever is left to do: the next one ends the process. Those that came with the first count with it. */
+static void lift_signals(int signals)
+{
+    struct signalfd_siginfo info;
+    sigset_t set;
+    while (read(signals, &info, sizeof info) > 0) {}
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) sigaddset(&set, stops[i]);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+}
+
+static bool keep_checkpoint(void *ctx, const unsigned char key[STATE_KEY_BYTES])
+{
+    const struct run *r = ctx;
+    return !state_has_result(r->state, key);
+}
+
+static bool keep_none(void *ctx, const unsigned char key[STATE_KEY_BYTES]) { return (void)ctx, (void)key, false; }
+
 static enum rc run_pending(struct run *r, struct dispatch_result *out, struct err *e)
 {
     struct dispatch_source source = {.ctx = r, .n = r->n_pending, .end_us = end_of_work_us(r),
@@ -300,10 +348,16 @@ static enum rc run_pending(struct run *r, struct dispatch_result *out, struct er
                                      .before_log = source_before_log};
     *out = (struct dispatch_result){.end = DISPATCH_DONE};
     if (!r->n_pending) return RC_OK;
+    r->rank_options = *r->options;
+    r->rank_options.checkpoints = r->checkpoints.data;
+    /* Of a job that was answered just before an earlier runner died. */
+    checkpoint_sweep(r->checkpoints.data, keep_checkpoint, r);
     int signals = open_signals();
     if (signals < 0) return err_errno(e, RC_FAILED, EXIT_INTERNAL, "no_signalfd", "cannot watch for signals");
-    enum rc rc = dispatch_run(r->options, r->identity.data, &source, signals, out, e);
+    enum rc rc = dispatch_run(&r->rank_options, r->identity.data, &source, signals, out, e);
     if (out->tokens > r->tokens) r->tokens = out->tokens;
+    checkpoint_sweep(r->checkpoints.data, rc == RC_OK && out->end == DISPATCH_DONE ? keep_none : keep_checkpoint, r);
+    if (out->end == DISPATCH_STOPPED) lift_signals(signals);
     close(signals);
     return rc;
 }
@@ -344,6 +398,7 @@ static void close_all(struct run *r)
     free(r->pending);
     state_close(r->state);
     buf_free(&r->identity);
+    buf_free(&r->checkpoints);
     prompter_close(r->prompter);
     job_set_free(&r->set);
 }

@@ -16,7 +16,9 @@
  * job's own time limit is of the monotonic clock and runs from its first row.
  *
  * The attempt is committed before the request leaves, the outcome before it is counted. An orderly stop unmarks what was
- * still in flight: being stopped is not a failure. */
+ * still in flight: being stopped is not a failure. With checkpoints a stop means: compute no more, save what runs. A job goes on from
+ * its checkpoint; its second failure in a row ignores it and whatever else was kept, and once it gets further than where it failed
+ * its failures count from nothing again. */
 #define _GNU_SOURCE
 #include "dispatch.h"
 
@@ -27,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TURN_MS = 200, SPARE_REQUESTS = 2, CLOSE_GRACE_US = 5000000 };
+enum { TURN_MS = 200, SPARE_REQUESTS = 2, CLOSE_GRACE_US = 5000000, COLD_FAILURES = 2, TOGETHER_US = 500000 };
 
 enum job_state { JOB_WAITING, JOB_IN_FLIGHT, JOB_SETTLED, JOB_LEFT }; /* left: it would not be done in time */
 
@@ -37,6 +39,7 @@ struct job {
     bool suspect;
     bool timed_out; /* settled, while its answer may be on the way */
     int64_t timeout_us, started_us; /* 0: none; not yet */
+    int64_t saved_position;         /* of its newest checkpoint that this run knows of */
     struct state_attempts attempts;
 };
 
@@ -48,6 +51,7 @@ struct lane {
     int n_in_flight, capacity;
     bool alone; /* a suspect runs: nothing beside it */
     bool gone;  /* gave up */
+    bool stopped; /* what runs is saved, nothing is computed any more */
     uint64_t tokens_before, tokens_now; /* of earlier lives, of this one */
 };
 
@@ -67,8 +71,8 @@ struct dispatch {
     size_t settled, left, suspects_waiting;
     bool left_one; /* in this turn: do not wait, the next one may be in time */
     struct pace pace;
-    bool stopping;
-    int64_t stop_by_us;
+    bool stopping, out_of_time; /* the latter: because the end has come */
+    int64_t stop_by_us, signalled_us;
     enum dispatch_end end;
     int exit_status;
 };
@@ -113,6 +117,8 @@ static bool would_be_in_time(const struct dispatch *d, const struct engine_reque
 }
 
 /* ---- jobs ---- */
+
+static bool has_checkpoints(const struct dispatch *d) { return d->options->checkpoints && d->options->checkpoint_us; }
 
 static bool over_the_limit(const struct dispatch *d, const struct job *j)
 {
@@ -224,6 +230,8 @@ static enum rc start_job(struct dispatch *d, struct lane *l, size_t i, struct er
         goto release;
     }
     r.id = i + 1;
+    r.resume = j->attempts.attempts > 0;
+    r.cold = j->attempts.failures >= COLD_FAILURES;
     j->started_us = 0;
     j->attempts.attempts++;
     j->attempts.running = true;
@@ -306,6 +314,24 @@ static enum rc end_job(struct dispatch *d, struct lane *l, uint64_t id, struct d
     return rc;
 }
 
+/* A job that got further than where it failed last did not fail for its own sake. */
+static enum rc take_saved(struct dispatch *d, const struct lane *l, const struct wire_saved *s, struct err *e)
+{
+    for (int k = 0; k < l->n_in_flight; k++) {
+        const size_t i = l->in_flight[k];
+        struct job *j = &d->jobs[i];
+        if (i + 1 != s->id) continue;
+        j->saved_position = s->position;
+        if (j->saved_position <= j->attempts.failed_position) return RC_OK;
+        group_progress(l->group);
+        if (!j->attempts.failures || j->suspect) return RC_OK;
+        j->attempts.failures = 0;
+        j->attempts.failed_position = j->saved_position;
+        return d->source->commit(d->source->ctx, i, &j->attempts, e);
+    }
+    return RC_OK;
+}
+
 static enum rc take_frame(struct dispatch *d, struct lane *l, const struct wire_frame *f, struct err *e)
 {
     struct dispatch_outcome o = {0};
@@ -318,6 +344,11 @@ static enum rc take_frame(struct dispatch *d, struct lane *l, const struct wire_
             if (l->in_flight[k] + 1 == f->u.started) d->jobs[l->in_flight[k]].started_us = clock_now_us();
         return RC_OK;
     }
+    if (f->type == WIRE_STOPPED) {
+        l->stopped = true;
+        return RC_OK;
+    }
+    if (f->type == WIRE_SAVED) return take_saved(d, l, &f->u.saved, e);
     if (f->type == WIRE_DONE) {
         o.done = &f->u.done;
         return end_job(d, l, f->u.done.id, &o, e);
@@ -350,6 +381,7 @@ static enum rc blame(struct dispatch *d, struct lane *l, size_t i, const char *r
     j->attempts.running = false;
     j->attempts.failures++;
     j->attempts.rank_restarts++;
+    if (j->saved_position > j->attempts.failed_position) j->attempts.failed_position = j->saved_position;
     enum rc rc = d->source->commit(d->source->ctx, i, &j->attempts, e);
     d->source->release(d->source->ctx, i);
     if (rc != RC_OK) return rc;
@@ -375,7 +407,7 @@ static enum rc take_loss(struct dispatch *d, struct lane *l, const char *reason,
     log_line(LOG_WARN, "group %d lost its ranks: %s; %d jobs go back, restarting", l->index, reason, l->n_in_flight);
     for (int k = 0; k < l->n_in_flight && rc == RC_OK; k++) rc = blame(d, l, l->in_flight[k], reason, e);
     if (rc == RC_OK) l->n_in_flight = 0;
-    l->alone = false;
+    l->alone = l->stopped = false;
     l->tokens_before += l->tokens_now;
     l->tokens_now = 0;
     return rc;
@@ -408,36 +440,46 @@ static enum rc take_events(struct dispatch *d, struct lane *l, struct err *e)
 
 /* ---- the loop ---- */
 
+static void begin_stop(struct dispatch *d)
+{
+    d->stopping = true;
+    d->stop_by_us = clock_now_us() + (int64_t)(d->options->grace_s * 1e6);
+    for (int k = 0; k < d->n_lanes && has_checkpoints(d); k++) group_stop(d->lanes[k].group);
+}
+
+/* A second signal ends the process at once; the state is durable and the ranks die with it. Two that come together are one: timeout(1)
+ * and schedulers signal the process and then its group. */
 static void take_signal(struct dispatch *d)
 {
     struct signalfd_siginfo info;
     if (read(d->signal_fd, &info, sizeof info) != (ssize_t)sizeof info) return;
-    /* From here on a second signal ends the process at once; the state is durable and the ranks die with it. */
-    sigset_t stops;
-    sigemptyset(&stops);
-    sigaddset(&stops, SIGINT);
-    sigaddset(&stops, SIGTERM);
-    sigaddset(&stops, SIGHUP);
-    sigprocmask(SIG_UNBLOCK, &stops, NULL);
-    d->stopping = true;
-    d->stop_by_us = clock_now_us() + (int64_t)(d->options->grace_s * 1e6);
+    if (d->signalled_us) {
+        sigset_t this;
+        if (clock_now_us() - d->signalled_us < TOGETHER_US) return;
+        sigemptyset(&this);
+        sigaddset(&this, (int)info.ssi_signo);
+        raise((int)info.ssi_signo);
+        sigprocmask(SIG_UNBLOCK, &this, NULL);
+    }
+    d->signalled_us = clock_now_us();
+    begin_stop(d);
     make_room_for_log(d);
-    log_line(LOG_WARN, "%s: finishing what can finish within %.0f s", strsignal((int)info.ssi_signo),
-             d->options->grace_s);
+    log_line(LOG_WARN, has_checkpoints(d) ? "%s: saving what runs, for %.0f s at most" : "%s: finishing what can finish within %.0f s",
+             strsignal((int)info.ssi_signo), d->options->grace_s);
 }
 
 static void wait_for_something(struct dispatch *d)
 {
     int n = 0, timeout_ms = d->left_one ? 0 : TURN_MS;
     d->left_one = false;
-    bool signal_watched = d->signal_fd >= 0 && !d->stopping;
+    bool signal_watched = d->signal_fd >= 0;
     if (signal_watched) d->fds[n++] = (struct pollfd){.fd = d->signal_fd, .events = POLLIN};
     for (int k = 0; k < d->n_lanes; k++) n += group_poll_fds(d->lanes[k].group, d->fds + n, &timeout_ms);
     if (d->stopping) {
         int64_t left_ms = (d->stop_by_us - clock_now_us()) / 1000 + 1;
         if (left_ms < timeout_ms) timeout_ms = left_ms > 0 ? (int)left_ms : 0;
     }
-    int64_t end_ms = d->source->end_us < INT64_MAX ? (d->source->end_us - unix_now_us()) / 1000 + 1 : timeout_ms;
+    int64_t end_ms = d->source->end_us < INT64_MAX && !d->out_of_time ? (d->source->end_us - unix_now_us()) / 1000 + 1 : timeout_ms;
     if (end_ms < timeout_ms) timeout_ms = end_ms > 0 ? (int)end_ms : 0;
     poll(d->fds, (nfds_t)n, timeout_ms);
     if (signal_watched && d->fds[0].revents) take_signal(d);
@@ -448,7 +490,7 @@ static bool has_ended(struct dispatch *d)
 {
     int in_flight = 0, gone = 0;
     for (int k = 0; k < d->n_lanes; k++) {
-        in_flight += d->lanes[k].n_in_flight;
+        if (!d->lanes[k].stopped) in_flight += d->lanes[k].n_in_flight;
         gone += d->lanes[k].gone;
     }
     if (d->settled == d->source->n) {
@@ -456,15 +498,20 @@ static bool has_ended(struct dispatch *d)
         return true;
     }
     if (d->stopping) {
-        d->end = DISPATCH_STOPPED;
-        return !in_flight || gone == d->n_lanes || clock_now_us() >= d->stop_by_us || end_has_come(d);
+        d->end = d->out_of_time ? DISPATCH_OUT_OF_TIME : DISPATCH_STOPPED;
+        return !in_flight || gone == d->n_lanes || clock_now_us() >= d->stop_by_us || (!has_checkpoints(d) && end_has_come(d));
     }
     if (gone == d->n_lanes) {
         d->end = DISPATCH_GAVE_UP;
         return true;
     }
     d->end = DISPATCH_OUT_OF_TIME;
-    return d->settled + d->left == d->source->n || end_has_come(d);
+    if (d->settled + d->left == d->source->n) return true;
+    if (!end_has_come(d)) return false;
+    if (!in_flight || !has_checkpoints(d)) return true;
+    d->out_of_time = true;
+    begin_stop(d);
+    return false;
 }
 
 static uint64_t tokens_so_far(const struct dispatch *d)

@@ -42,8 +42,8 @@ struct dispatch_source {
 
 enum dispatch_end {
     DISPATCH_DONE,    /* every job is settled */
-    DISPATCH_STOPPED, /* a signal: what could finish within the grace is settled, the rest is pending */
-    DISPATCH_OUT_OF_TIME, /* end_us: what could finish until then is settled, the rest is pending */
+    DISPATCH_STOPPED, /* a signal: what ran is saved, or could finish within the grace; the rest is pending */
+    DISPATCH_OUT_OF_TIME, /* end_us: what could finish until then is settled, what ran is saved, the rest is pending */
     DISPATCH_GAVE_UP  /* no group is left; exit_status says what the command should end with */
 };
 struct dispatch_result {
@@ -53,8 +53,9 @@ struct dispatch_result {
     uint64_t tokens;
 };
 
-/* Starts o->groups groups, runs all jobs, closes the groups; after end_us it starts nothing. signal_fd: a signalfd whose first
- * readable signal means stop within o->grace_s (the mask is lifted then, so that a second one ends the process); -1: none. On
+/* Starts o->groups groups, runs all jobs, closes the groups; after end_us it starts nothing. Where ranks make checkpoints, stopping is
+ * saving what runs, within o->grace_s; where not, running jobs may finish: within the grace after a signal, until end_us. signal_fd: a signalfd whose first
+ * readable signal means stop within o->grace_s (one that comes later than half a second after it ends the process); -1: none. On
  * an error of the source the groups are killed and the error is returned. */
 enum rc dispatch_run(const struct options *o, const char *identity, const struct dispatch_source *source, int signal_fd,
                      struct dispatch_result *out, struct err *e);

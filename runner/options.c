@@ -115,9 +115,12 @@ static const struct option_row rows[] = {
      "The same for a peer's plan or record. Longer than --collective-timeout."},
     {"watchdog", "SECONDS", OPTION_MICROS, AT(bounds.watchdog_us), 0.001, 86400, NULL, "90", MODEL_USERS,
      "The same for the runner, on every rank. Longer than --lockstep-timeout."},
+    {"checkpoint", "SECONDS", OPTION_MICROS, AT(checkpoint_us), 0, 86400, NULL, "60", " run ",
+     "Longest time between saves of what running jobs have so far; more often while that is cheap. After a crash or a stop they go on "
+     "from there. 0: none; TERM then waits for running jobs."},
     {"grace", "SECONDS", OPTION_DECIMAL, AT(grace_s), 0, 86400, NULL, "20", " run ",
-     "After TERM or INT: what has not answered by then is killed. Before a deadline: work ends this long before it, so that the "
-     "archive is there in time."},
+     "After TERM or INT: ranks that have not saved what runs by then are killed. Before a deadline: work ends this long before it, so "
+     "that the archive is there in time."},
     {"deadline", "TIME", OPTION_TIME, AT(deadline.at_s), 0, 0, NULL, NULL, " run ",
      "The run is over by then: a time as 2026-01-02T06:00:00Z or with an offset. What is not done stays pending, the exit is 75. Of "
      "several deadlines the earliest counts, SLURM_JOB_END_TIME among them."},
@@ -362,6 +365,7 @@ static struct options options_standard(void)
         .cache_gib = 64,
         .cache_free_gib = 4,
         .grace_s = 20,
+        .checkpoint_us = 60000000,
         .deadline = DEADLINE_RULES_NONE,
         .restarts = 5,
         .job_failures = 3,

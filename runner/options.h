@@ -40,6 +40,8 @@ struct options {
     int cache_free_gib;       /* what its file system keeps free; default 4 */
     struct lockstep_bounds bounds; /* --collective-timeout, --lockstep-timeout, --watchdog: seconds, decimals allowed */
     double grace_s;           /* --grace, default 20 */
+    int64_t checkpoint_us;    /* --checkpoint, default 60 s; 0: none are made */
+    const char *checkpoints;  /* of ranks: the folder they are in, or NULL. No option: a run derives it from its state */
     struct deadline_rules deadline; /* --deadline, --until, --window */
     bool final;               /* run, export: what is left becomes batch_expired */
     int64_t job_timeout_us;   /* --job-timeout; 0: none */

@@ -27,6 +27,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "checkpoint_store.h"
 #include "comm.h"
 #include "kern.h"
 #include "prefix_store.h"
@@ -46,10 +47,12 @@ struct rank {
     struct comm *comm;
     struct engine *engine;
     struct prefix_store *prefixes;
+    struct checkpoint_store *checkpoints;
     struct buf in, out;
     size_t out_sent;
     struct buf queued; /* rank 0: uint64_t ids of requests whose first row has not been reported */
     bool leaving;      /* told to, or the socket ended */
+    bool stopping;     /* rank 0: told to save what runs */
     bool socket_ended;
     struct wire_token reported;
     int64_t reported_us;
@@ -154,13 +157,20 @@ static enum rc take_frame(struct rank *r, const struct wire_frame *f, struct err
         queued_forget(r, f->u.cancel);
         return RC_OK;
     case WIRE_SHUTDOWN: r->leaving = true; return RC_OK;
+    case WIRE_STOP:
+        if (r->args.rank) return RC_OK;
+        engine_stop(r->engine);
+        r->stopping = true;
+        return RC_OK;
     case WIRE_HELLO:
     case WIRE_TOKEN:
     case WIRE_DONE:
     case WIRE_FAILED:
     case WIRE_STATS:
     case WIRE_ERROR:
-    case WIRE_STARTED: break;
+    case WIRE_STARTED:
+    case WIRE_SAVED:
+    case WIRE_STOPPED: break;
     }
     return err_set(e, RC_FATAL, EXIT_INTERNAL, "bad_frame", "the runner sent a frame of type %d", (int)f->type);
 }
@@ -248,6 +258,18 @@ static bool send_progress(struct rank *r, bool at_once)
     return send_frame(r, &f);
 }
 
+static bool send_saved(struct rank *r)
+{
+    struct wire_frame f = {.type = WIRE_SAVED};
+    int position;
+    bool ok = true;
+    while (ok && engine_next_saved(r->engine, &f.u.saved.id, &position)) {
+        f.u.saved.position = (uint32_t)position;
+        ok = send_frame(r, &f);
+    }
+    return ok;
+}
+
 static enum rc report_step(struct rank *r, struct err *e)
 {
     struct engine_event v;
@@ -259,8 +281,21 @@ static enum rc report_step(struct rank *r, struct err *e)
         if (ok && v.kind == ENGINE_EVENT_FAILED) ok = send_failed(r, &v);
         queued_forget(r, v.id);
     }
-    if (!ok || !send_started(r) || !send_progress(r, false))
+    if (!ok || !send_started(r) || !send_saved(r) || !send_progress(r, false))
         return err_set(e, RC_FATAL, EXIT_INTERNAL, "frame_too_large", "an answer does not fit into a frame");
+    flush_output(r);
+    return RC_OK;
+}
+
+/* Rank 0, told to stop: it moves its heartbeat while the disk is written, and says so when all of it is. */
+static enum rc look_whether_stopped(struct rank *r, bool *stopped, struct err *e)
+{
+    const struct wire_frame f = {.type = WIRE_STOPPED};
+    if (!r->stopping || *stopped) return RC_OK;
+    segment_beat(r->segment, r->args.rank);
+    if (!engine_stopped(r->engine)) return RC_OK;
+    *stopped = true;
+    if (!send_saved(r) || !send_frame(r, &f)) return err_no_memory(e);
     flush_output(r);
     return RC_OK;
 }
@@ -268,13 +303,15 @@ static enum rc report_step(struct rank *r, struct err *e)
 static enum rc serve(struct rank *r, struct err *e)
 {
     bool starved = false; /* a plan was not there, or names a request that is still on its way */
+    bool stopped = false;
     while (!r->leaving) {
-        bool busy = engine_busy(r->engine);
+        bool busy = engine_busy(r->engine) && !stopped;
         if (!busy) segment_beat(r->segment, r->args.rank);
         enum rc rc = exchange(r, !busy ? IDLE_TURN_MS : starved ? STARVED_TURN_MS : 0, e);
+        if (rc == RC_OK) rc = look_whether_stopped(r, &stopped, e);
         if (rc != RC_OK) return rc;
         starved = false;
-        if (r->leaving || !engine_busy(r->engine)) continue;
+        if (r->leaving || stopped || !engine_busy(r->engine)) continue;
         struct err stepped = {0};
         rc = engine_step(r->engine, &stepped);
         if (rc == RC_RETRY) {
@@ -333,6 +370,28 @@ static enum rc say_hello(struct rank *r, const struct buf *identity, int64_t loa
     return send_frame(r, &f) ? RC_OK : err_no_memory(e);
 }
 
+static struct prefix_key fingerprint_of(const struct engine_prefix_shape *shape, const struct buf *identity)
+{
+    struct prefix_key out;
+    XXH128_canonical_t fingerprint;
+    XXH128_canonicalFromHash(&fingerprint, XXH3_128bits_withSeed(identity->data, identity->len, shape->seed));
+    memcpy(out.bytes, fingerprint.digest, sizeof out.bytes);
+    return out;
+}
+
+/* Without a place for checkpoints a rank does not start: the run was promised them. */
+static enum rc open_checkpoints(struct rank *r, const struct buf *identity, struct err *e)
+{
+    const struct options *o = &r->args.options;
+    const struct engine_prefix_shape shape = engine_prefix_shape_of(r->engine);
+    const struct checkpoint_store_options c = {.folder = o->checkpoints, .rank = r->args.rank, .fingerprint = fingerprint_of(&shape, identity),
+                                               .page_bytes = shape.block_bytes};
+    if (!o->checkpoints || !o->checkpoint_us) return RC_OK;
+    enum rc rc = checkpoint_store_open(&c, &r->checkpoints, e);
+    if (rc == RC_OK) engine_use_checkpoints(r->engine, r->checkpoints);
+    return rc;
+}
+
 /* A cache that cannot be had costs time, nothing else: this rank offers nothing then. */
 static void open_prefixes(struct rank *r, const struct buf *identity)
 {
@@ -342,10 +401,8 @@ static void open_prefixes(struct rank *r, const struct buf *identity)
                                      .quota_bytes = (uint64_t)o->cache_gib << 30, .free_floor_bytes = (uint64_t)o->cache_free_gib << 30};
     struct err why = {0};
     char line[sizeof why.text + 320];
-    XXH128_canonical_t fingerprint;
     if (!o->cache) return;
-    XXH128_canonicalFromHash(&fingerprint, XXH3_128bits_withSeed(identity->data, identity->len, shape.seed));
-    memcpy(p.fingerprint.bytes, fingerprint.digest, sizeof p.fingerprint.bytes);
+    p.fingerprint = fingerprint_of(&shape, identity);
     if (prefix_store_open(&p, &r->prefixes, &why) == RC_OK) engine_use_prefixes(r->engine, r->prefixes);
     else log_line(LOG_WARN, "going on without the cache: %s", err_format(&why, line, sizeof line));
     segment_beat(r->segment, r->args.rank);
@@ -365,6 +422,8 @@ static enum rc load(struct rank *r, struct err *e)
     rc = engine_open(&options, r->kern, r->comm, r->segment, &r->engine, e);
     if (rc != RC_OK) goto out;
     open_prefixes(r, &identity);
+    rc = open_checkpoints(r, &identity, e);
+    if (rc != RC_OK) goto out;
     rc = say_hello(r, &identity, clock_now_us() - start_us, e);
 out:
     buf_free(&identity);
@@ -408,6 +467,7 @@ int rank_main(int argc, char **argv)
         say_why(&r, &e);
     if (r.engine) engine_close(r.engine);
     prefix_store_close(r.prefixes);
+    checkpoint_store_close(r.checkpoints);
     if (r.comm) r.comm->close(r.comm);
     if (r.kern) r.kern->close(r.kern);
     if (r.map) munmap(r.map, r.map_bytes);

@@ -83,7 +83,11 @@ static void put_submit(struct buf *out, const struct engine_request *r)
 {
     put_u64(out, r->id);
     put_i32(out, r->max_tokens);
+    buf_append(out, r->key, sizeof r->key);
+    put_u64(out, r->branch_tokens);
     put_u8(out, r->ignore_end);
+    put_u8(out, r->resume);
+    put_u8(out, r->cold);
     put_f32(out, r->sampling.temperature);
     put_f32(out, r->sampling.top_p);
     put_f32(out, r->sampling.min_p);
@@ -113,6 +117,7 @@ static void put_done(struct buf *out, const struct wire_done *d)
     put_i64(out, d->timing.preemptions);
     put_i64(out, d->timing.max_in_step);
     put_i64(out, d->timing.cached_tokens);
+    put_i64(out, d->timing.resumed_tokens);
     put_bytes(out, d->text, d->text_len);
     put_ids(out, d->tokens, d->n_tokens);
     put_u32(out, d->trace ? (uint32_t)d->n_tokens : 0);
@@ -158,6 +163,12 @@ static void put_payload(struct buf *out, const struct wire_frame *f)
     case WIRE_ERROR: put_failure(out, &f->u.text); break;
     case WIRE_STATS: put_stats(out, &f->u.stats); break;
     case WIRE_STARTED: put_u64(out, f->u.started); break;
+    case WIRE_SAVED:
+        put_u64(out, f->u.saved.id);
+        put_u32(out, f->u.saved.position);
+        break;
+    case WIRE_STOP:
+    case WIRE_STOPPED: break;
     }
 }
 
@@ -308,12 +319,23 @@ static bool store_submit(struct engine_request *r, const unsigned char *prompt, 
     return true;
 }
 
+static bool get_flag(struct cursor *c)
+{
+    const uint8_t flag = get_u8(c);
+    if (flag > 1) c->failed = true;
+    return flag == 1;
+}
+
 static bool get_submit(struct cursor *c, struct engine_request *r, struct buf *store)
 {
     r->id = get_u64(c);
     r->max_tokens = get_i32(c);
-    uint8_t ignore_end = get_u8(c);
-    r->ignore_end = ignore_end == 1;
+    const unsigned char *key = take(c, sizeof r->key);
+    if (key) memcpy(r->key, key, sizeof r->key);
+    r->branch_tokens = get_u64(c);
+    r->ignore_end = get_flag(c);
+    r->resume = get_flag(c);
+    r->cold = get_flag(c);
     r->sampling.temperature = get_f32(c);
     r->sampling.top_p = get_f32(c);
     r->sampling.min_p = get_f32(c);
@@ -327,7 +349,7 @@ static bool get_submit(struct cursor *c, struct engine_request *r, struct buf *s
     const unsigned char *stops[MAX_STOPS];
     size_t stop_len[MAX_STOPS];
     size_t n_stop = get_count(c, 4);
-    if (n_stop > MAX_STOPS || ignore_end > 1) c->failed = true;
+    if (n_stop > MAX_STOPS) c->failed = true;
     for (size_t i = 0; i < n_stop && !c->failed; i++) {
         stop_len[i] = get_count(c, 1);
         stops[i] = take(c, stop_len[i]);
@@ -354,6 +376,7 @@ static bool get_done(struct cursor *c, struct wire_done *d, struct buf *store)
     d->timing.preemptions = get_i64(c);
     d->timing.max_in_step = get_i64(c);
     d->timing.cached_tokens = get_i64(c);
+    d->timing.resumed_tokens = get_i64(c);
     d->text_len = get_count(c, 1);
     d->text = (const char *)take(c, d->text_len);
     d->n_tokens = get_count(c, 4);
@@ -414,6 +437,12 @@ static bool get_payload(struct cursor *c, struct wire_frame *f)
     case WIRE_ERROR: get_failure(c, &f->u.text); break;
     case WIRE_STATS: get_stats(c, &f->u.stats); break;
     case WIRE_STARTED: f->u.started = get_u64(c); break;
+    case WIRE_SAVED:
+        f->u.saved.id = get_u64(c);
+        f->u.saved.position = get_u32(c);
+        break;
+    case WIRE_STOP:
+    case WIRE_STOPPED: break;
     }
     return true;
 }
@@ -431,7 +460,7 @@ enum rc wire_decode(const void *bytes, size_t n_bytes, struct wire_frame *out, s
     c.left = length;
     unsigned type = get_u8(&c);
     type |= (unsigned)get_u8(&c) << 8;
-    if (type < WIRE_HELLO || type > WIRE_STARTED)
+    if (type < WIRE_HELLO || type > WIRE_STOPPED)
         return err_set(e, RC_BAD_INPUT, EXIT_INTERNAL, "bad_frame", "a frame is of unknown type %u", type);
     out->type = (enum wire_type)type;
     if (!get_payload(&c, out)) {

@@ -9,7 +9,7 @@
 #include "base.h"
 #include "engine.h"
 
-enum { WIRE_MAX_FRAME_BYTES = 64 << 20, WIRE_VERSION = 3 };
+enum { WIRE_MAX_FRAME_BYTES = 64 << 20, WIRE_VERSION = 4 };
 
 enum wire_type {
     WIRE_HELLO = 1,  /* rank -> runner, once loaded */
@@ -21,7 +21,10 @@ enum wire_type {
     WIRE_FAILED,     /* rank 0 -> runner: this request failed, the rank goes on */
     WIRE_STATS,      /* rank -> runner, before leaving and when asked by SHUTDOWN */
     WIRE_ERROR,      /* rank -> runner: last words */
-    WIRE_STARTED     /* rank 0 -> runner: the first row of this request was computed */
+    WIRE_STARTED,    /* rank 0 -> runner: the first row of this request was computed */
+    WIRE_SAVED,      /* rank 0 -> runner: every rank has this request on disk up to a position */
+    WIRE_STOP,       /* runner -> rank 0: compute no more, save what runs */
+    WIRE_STOPPED     /* rank 0 -> runner: that is done */
 };
 
 struct wire_hello {
@@ -46,6 +49,10 @@ struct wire_token {
     uint64_t tokens_total; /* sampled since the rank started */
     uint64_t prefill_total;
 };
+struct wire_saved {
+    uint64_t id;
+    uint32_t position;
+};
 struct wire_text { /* FAILED (id, code, text), ERROR (id 0, code, text, exit status) */
     uint64_t id;
     uint32_t exit_status;
@@ -62,6 +69,7 @@ struct wire_frame {
         uint64_t cancel, started; /* ids */
         struct wire_token token;
         struct wire_done done;
+        struct wire_saved saved;
         struct wire_text text;
         struct engine_stats stats;
     } u;

@@ -71,8 +71,9 @@ bool state_has_result(struct state *s, const unsigned char key[32]);
 
 struct state_attempts {
     int64_t attempts;      /* dispatches */
-    int64_t failures;      /* deaths, hangs, mismatches of ranks, deaths of the runner while it ran; success clears */
+    int64_t failures;      /* deaths, hangs, mismatches of ranks, deaths of the runner while it ran; success and progress clear */
     int64_t rank_restarts; /* of its group while it ran */
+    int64_t failed_position; /* furthest checkpoint at a failure: beyond it, failures are counted anew */
     bool running;          /* dispatched and not ended: the runner died if this is found at start */
 };
 enum rc state_put_attempts(struct state *s, const unsigned char key[32], const struct state_attempts *a, struct err *e);

@@ -159,6 +159,7 @@ void state_attempts_encode(const struct state_attempts *a, struct buf *value)
     state_put_u64(value, (uint64_t)a->attempts);
     state_put_u64(value, (uint64_t)a->failures);
     state_put_u64(value, (uint64_t)a->rank_restarts);
+    state_put_u64(value, (uint64_t)a->failed_position);
     state_put_u64(value, a->running);
 }
 
@@ -166,6 +167,7 @@ bool state_attempts_decode(struct bytes_view v, struct state_attempts *out)
 {
     uint64_t running;
     if (!take_count(&v, &out->attempts) || !take_count(&v, &out->failures) || !take_count(&v, &out->rank_restarts) ||
+        !take_count(&v, &out->failed_position) ||
         !state_take_u64(&v, &running) || running > 1)
         return false;
     out->running = running == 1;

@@ -8,7 +8,7 @@
 #include "base.h"
 #include "state.h"
 
-enum { STATE_SCHEMA_VERSION = 1 };
+enum { STATE_SCHEMA_VERSION = 2 };
 
 enum state_table { STATE_META, STATE_JOBS, STATE_PINS, STATE_RESULTS, STATE_ATTEMPTS, STATE_TABLES };
 extern const char *const state_table_names[STATE_TABLES];

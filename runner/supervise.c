@@ -357,6 +357,8 @@ static void take_frame(struct group *g, int r, const struct wire_frame *f, const
     case WIRE_STATS: return;
     case WIRE_TOKEN:
     case WIRE_STARTED:
+    case WIRE_SAVED:
+    case WIRE_STOPPED:
     case WIRE_DONE:
     case WIRE_FAILED:
         if (r || g->state != GROUP_READY) break;
@@ -364,6 +366,7 @@ static void take_frame(struct group *g, int r, const struct wire_frame *f, const
         return;
     case WIRE_SUBMIT:
     case WIRE_CANCEL:
+    case WIRE_STOP:
     case WIRE_SHUTDOWN: break;
     }
     suspect(g, false, EXIT_INTERNAL, "rank %d sent a frame of type %d that is not its to send", r, (int)f->type);
@@ -428,12 +431,8 @@ static void flush_output(struct rank_process *p)
     p->out_sent = 0;
 }
 
-static bool queue_output(struct rank_process *p, const struct buf *frame)
-{
-    bool ok = buf_append(&p->out, frame->data, frame->len);
-    flush_output(p);
-    return ok;
-}
+/* Sent by the next pump: requests that are submitted together arrive together, and the first knows of the others. */
+static bool queue_output(struct rank_process *p, const struct buf *frame) { return buf_append(&p->out, frame->data, frame->len); }
 
 /* ---- turning the wheel ---- */
 
@@ -575,13 +574,15 @@ out:
     return rc;
 }
 
-void group_cancel(struct group *g, uint64_t id)
+static void tell_first(struct group *g, const struct wire_frame *f)
 {
-    struct wire_frame f = {.type = WIRE_CANCEL, .u.cancel = id};
     struct buf frame = {0};
-    if (group_state_of(g) == GROUP_READY && wire_encode(&f, &frame)) queue_output(&g->rank[0], &frame);
+    if (group_state_of(g) == GROUP_READY && wire_encode(f, &frame)) queue_output(&g->rank[0], &frame);
     buf_free(&frame);
 }
+
+void group_cancel(struct group *g, uint64_t id) { tell_first(g, &(struct wire_frame){.type = WIRE_CANCEL, .u.cancel = id}); }
+void group_stop(struct group *g) { tell_first(g, &(struct wire_frame){.type = WIRE_STOP}); }
 
 void group_progress(struct group *g)
 {

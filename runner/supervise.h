@@ -20,7 +20,7 @@ enum group_state { GROUP_STARTING, GROUP_READY, GROUP_BACKOFF, GROUP_GAVE_UP, GR
 
 enum group_event_kind {
     GROUP_EVENT_READY,   /* all ranks said hello, and they agree */
-    GROUP_EVENT_FRAME,   /* a STARTED, DONE, FAILED or TOKEN frame of rank 0 */
+    GROUP_EVENT_FRAME,   /* a STARTED, SAVED, STOPPED, DONE, FAILED or TOKEN frame of rank 0 */
     GROUP_EVENT_LOST,    /* the ranks were killed (reason in text); everything in flight must be submitted again */
     GROUP_EVENT_GAVE_UP  /* restarts used up or pointless; the group will not come back */
 };
@@ -47,7 +47,9 @@ bool group_next_event(struct group *g, struct group_event *out);
  * not fit into a frame. */
 enum rc group_submit(struct group *g, const struct engine_request *r, struct err *e);
 void group_cancel(struct group *g, uint64_t id);
-/* Tells the supervisor that a job ended: restarts without progress start again at 0. Also in time after LOST: whether to
+/* Tells rank 0 to save what runs and compute no more; a STOPPED frame follows. */
+void group_stop(struct group *g);
+/* Tells the supervisor that a job ended or got further than ever: restarts without progress start again at 0. Also in time after LOST: whether to
  * give up is decided when the backoff ends. */
 void group_progress(struct group *g);
 /* Asks the ranks to leave, waits at most grace, kills what is left, reaps. NULL is fine. */

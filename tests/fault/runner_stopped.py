@@ -39,10 +39,10 @@ def stopped_within_the_grace(bench, reference, number, grace):
 
 def second_signal(bench):
     out = bench.fresh()
-    run = bench.start(out, "--grace", "60")
+    run = bench.start(out, "--grace", "60", "--checkpoint", "0")
     wait_for_done(bench, run, out, 1)
     run.kill(signal.SIGTERM)
-    time.sleep(0.5)
+    time.sleep(0.7)
     if run.process.poll() is None:
         start = time.monotonic()
         run.kill(signal.SIGTERM)

@@ -27,8 +27,9 @@ BASE = {"base.h", "exact_math.h"}
 # What a room may take from the engine by name; a file's own room is always open to it.
 ENGINE_FOR_JOBS = {"base.h", "sampler.h"}
 ENGINE_FOR_CUDA = {"base.h", "kern.h", "comm.h", "quant.h", "partition.h", "lockstep.h", "lockstep_wait.h", "lockstep_segment.h"}
-# engine.h is the boundary; lockstep.h and sampler.h are types of its signatures; state and prefix store both check an LMDB file.
-ENGINE_FOR_RUNNER = {"base.h", "engine.h", "lockstep.h", "sampler.h", "model_file.h", "prefix_store.h", "lmdb_check.h"}
+# engine.h is the boundary; lockstep.h and sampler.h are types of its signatures; state and prefix store both check an LMDB file; the
+# runner removes the checkpoints of what is done.
+ENGINE_FOR_RUNNER = {"base.h", "engine.h", "lockstep.h", "sampler.h", "model_file.h", "prefix_store.h", "checkpoint_store.h", "lmdb_check.h"}
 # Where the backend is chosen and named; it alone sees all of the engine.
 BACKEND_CHOOSERS = {"runner/rank_main.c", "runner/rank_backend.c", "runner/rank_backend.h",
                     "runner/bench_round.c", "runner/bench_kernel.c"}

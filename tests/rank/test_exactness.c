@@ -1,5 +1,5 @@
 /* The exactness contract, ranks as threads: a request's tokens and traces are the same bits alone or batched, reversed, under
- * preemption, with drafts or without, from a snapshot or cold, however its prompt is cut and whatever the thread count; every
+ * preemption, with drafts or without, stopped and resumed or not, however its prompt is cut and whatever the thread count; every
  * rank count repeats itself. On a tiny model of random weights, and on a trained model given as the first argument.
  *
  * The second argument is the backend. On CUDA, where there is one rank in a process, also: replayed from recordings or launched
@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "checkpoint_store.h"
 #include "engine_group.h"
 #include "tiny_gguf.h"
 #include "tokenizer.h"
@@ -420,204 +421,187 @@ static void test_end_tokens(void **state)
     engine_group_free(plain, (size_t)f->n);
 }
 
-/* ---- snapshots ---- */
+/* ---- checkpoints ---- */
 
-enum { SAVED_AT = 64, LONGEST = 2 }; /* LONGEST: a request whose prompt is longer than SAVED_AT */
+/* Requests with keys, in a folder of their own. */
+struct checkpointed {
+    const struct fixture *fixture;
+    char folder[64];
+    struct engine_request requests[N_REQUESTS];
+    struct engine_group group;
+};
 
-static void save(const struct fixture *f, int ranks, struct buf saved[MAX_RANKS], struct engine_group_result *out)
+static bool keep_none(void *ctx, const unsigned char key[CHECKPOINT_KEY_BYTES]) { return (void)ctx, (void)key, false; }
+
+static void checkpointed_open(struct checkpointed *c, const struct fixture *f, int ranks, enum spec_mode spec)
 {
-    struct engine_group g = group_of(f, ranks, KV_F16);
-    g.options.prefill_rows = 64;
-    g.save_id = f->requests[LONGEST].id;
-    g.save_position = SAVED_AT;
-    g.saved = saved;
-    run(&g, f->requests, (size_t)f->n, out);
-    for (int r = 0; r < ranks; r++) assert_true(saved[r].len > SAVED_AT * sizeof(int32_t));
+    memset(c, 0, sizeof *c);
+    c->fixture = f;
+    snprintf(c->folder, sizeof c->folder, "/tmp/tandem-checkpoints-%d", getpid());
+    checkpoint_sweep(c->folder, keep_none, NULL);
+    memcpy(c->requests, f->requests, sizeof c->requests);
+    for (int i = 0; i < f->n; i++) memset(c->requests[i].key, 0x10 + i, sizeof c->requests[i].key);
+    c->group = group_of(f, ranks, KV_F16);
+    c->group.options.spec = spec;
+    c->group.options.prefill_rows = 64;
+    c->group.options.checkpoint_us = 1; /* after every step, as fast as the disk goes */
+    c->group.checkpoints = c->folder;
 }
 
-static void free_saved(struct buf saved[MAX_RANKS])
+static void checkpointed_close(struct checkpointed *c) { checkpoint_sweep(c->folder, keep_none, NULL); }
+
+/* Runs what out has no answer of; from checkpoints if there are any. Returns the positions that came from them. */
+static int64_t go_on(struct checkpointed *c, uint64_t stop_step, uint64_t leave_step, bool resume, struct engine_group_result *out)
 {
-    for (int r = 0; r < MAX_RANKS; r++) buf_free(&saved[r]);
+    struct engine_request left[N_REQUESTS] = {0};
+    struct engine_group_result results[N_REQUESTS];
+    int index[N_REQUESTS], n = 0, done = 0;
+    int64_t resumed = 0;
+    for (int i = 0; i < c->fixture->n; i++) {
+        if (out[i].n_tokens) continue;
+        left[n] = c->requests[i];
+        left[n].resume = resume;
+        index[n++] = i;
+    }
+    c->group.stop_step = stop_step;
+    c->group.leave_step = leave_step;
+    run(&c->group, left, (size_t)n, results);
+    for (int i = 0; i < n; i++) {
+        out[index[i]] = results[i];
+        done += results[i].n_tokens > 0;
+        resumed += results[i].timing.resumed_tokens;
+    }
+    assert_int_equal(c->group.stopped, stop_step && done < n);
+    return resumed;
 }
 
-/* Saved beside others and without harm; loaded by a request with the same beginning and another end: the same bits as cold. */
-static void test_snapshots(void **state)
+/* Stopped in prompts and in answers, again and again, with and without drafts: the same bits as undisturbed, and each part goes on where
+ * the one before it ended. */
+static void test_stopped_and_resumed(void **state)
 {
     struct fixture *f = *state;
-    const int least = f->trained ? two_ranks(f) : 1, most = f->trained ? 2 : 3;
-    for (int ranks = least; ranks <= most && ranks <= f->ranks; ranks++) {
-        struct buf saved[MAX_RANKS] = {0};
+    const int most = f->trained ? 2 : 3;
+    for (int ranks = f->trained ? two_ranks(f) : 1; ranks <= most && ranks <= f->ranks; ranks++) {
+        static const uint64_t tiny_stops[] = {2, 5, 40, 9, 120}, trained_stops[] = {2, 5, 20, 9, 25};
+        const uint64_t *stops = f->trained ? trained_stops : tiny_stops;
         const struct engine_group_result *alone = alone_of(f, ranks, KV_F16);
-        struct engine_group_result batched[N_REQUESTS], cold, warm;
-        save(f, ranks, saved, batched);
-        assert_all_same(f, alone, batched);
-        engine_group_free(batched, (size_t)f->n);
-
-        int32_t prompt[MAX_PROMPT];
-        struct engine_request r = f->requests[LONGEST];
-        memcpy(prompt, r.prompt, r.prompt_tokens * sizeof *prompt);
-        for (int tokens = (int)r.prompt_tokens; tokens > SAVED_AT; tokens = tokens > SAVED_AT + 1 ? SAVED_AT + 1 : 0) {
-            r.prompt = prompt;
-            r.prompt_tokens = (size_t)tokens;
-            prompt[SAVED_AT] = 7; /* the very next token is another one */
-            struct engine_group g = group_of(f, ranks, KV_F16);
-            g.options.prefill_rows = 64;
-            g.options.spec = f->trained ? SPEC_MTP : SPEC_OFF;
-            run(&g, &r, 1, &cold);
-            assert_int_equal(g.stats.restored_rows, 0);
-            if (!f->trained) g.options.spec = SPEC_NGRAM;
-            g.load_id = r.id;
-            g.load = saved;
-            run(&g, &r, 1, &warm);
-            assert_int_equal(g.stats.restored_rows, SAVED_AT);
-            assert_int_equal(g.stats.prefill_rows, tokens - SAVED_AT);
-            assert_same(&cold, &warm);
-            if (f->trained) { /* the MTP layer's rows came back as well: the very same drafts */
-                assert_true(warm.timing.accepted > 0);
-                assert_int_equal(warm.timing.drafted, cold.timing.drafted);
-                assert_int_equal(warm.timing.accepted, cold.timing.accepted);
-            }
-            engine_group_free(&cold, 1);
-            engine_group_free(&warm, 1);
+        struct engine_group_result out[N_REQUESTS] = {0};
+        struct checkpointed c;
+        checkpointed_open(&c, f, ranks, f->trained ? SPEC_MTP : ranks % 2 ? SPEC_OFF : SPEC_NGRAM);
+        for (size_t i = 0; i < sizeof tiny_stops / sizeof *tiny_stops; i++) {
+            go_on(&c, stops[i], 0, i > 0, out);
+            if (i) assert_true(c.group.stats.prefill_rows < 64 * stops[i] + 1);
         }
-        struct engine_request others[N_REQUESTS];
-        memcpy(others, f->requests, sizeof others);
-        struct engine_group g = group_of(f, ranks, KV_F16); /* beside others, and preempted */
-        g.options.context = 704;
-        g.options.kv_tokens = 832;
-        g.load_id = r.id;
-        g.load = saved;
-        run(&g, others, (size_t)f->n, batched);
-        assert_int_equal(g.stats.restored_rows, SAVED_AT);
-        assert_all_same(f, alone, batched);
-        engine_group_free(batched, (size_t)f->n);
-        free_saved(saved);
-    }
-}
-
-static void assert_refused(struct engine *e, const struct engine_request *r)
-{
-    struct err err = {0};
-    assert_int_equal(engine_submit(e, r, &err), RC_BAD_INPUT);
-    assert_string_equal(err.code, "bad_snapshot");
-    assert_false(engine_busy(e));
-}
-
-/* Damaged in the header, the tokens or the state, cut, extended; or for another prompt, all refused at the door. */
-static void odd_snapshots(struct engine *e, const struct buf *saved, struct engine_request r)
-{
-    size_t len = saved->len;
-    char *odd = malloc(len + 1);
-    int32_t prompt[MAX_PROMPT];
-    r.snapshot = odd;
-    r.snapshot_bytes = len;
-    for (size_t at = 0; at < len; at += at < 96 ? 1 : len / 50) {
-        memcpy(odd, saved->data, len);
-        odd[at] ^= 1;
-        assert_refused(e, &r);
-    }
-    memcpy(odd, saved->data, len);
-    const size_t lengths[] = {0, 1, 71, 72, 400, len - 1, len + 1};
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        r.snapshot_bytes = lengths[i];
-        assert_refused(e, &r);
-    }
-    r.snapshot_bytes = len;
-    memcpy(prompt, r.prompt, r.prompt_tokens * sizeof *prompt);
-    r.prompt = prompt;
-    prompt[SAVED_AT - 1]++;
-    assert_refused(e, &r); /* another beginning */
-    prompt[SAVED_AT - 1]--;
-    r.prompt_tokens = SAVED_AT;
-    assert_refused(e, &r); /* no token after it */
-    free(odd);
-}
-
-/* An engine of one rank in this thread, on which `with` is called. */
-static void with_engine(enum group_backend backend, struct engine_options o,
-                        void (*with)(struct engine *, const struct buf *, struct engine_request),
-                        const struct buf *saved, struct engine_request r)
-{
-    struct lockstep_bounds bounds = lockstep_bounds_default();
-    struct kern *kern = NULL;
-    struct comm *comm = NULL;
-    struct engine *engine = NULL;
-    struct engine_comm_shape shape;
-    assert_int_equal(engine_comm_shape(&o, &shape, NULL), RC_OK);
-    size_t comm_bytes = engine_comm_bytes(shape);
-    size_t n = (segment_bytes(1, comm_bytes) + 63) / 64 * 64;
-    void *memory = aligned_alloc(64, n);
-    memset(memory, 0, n);
-    segment_init(memory, 1, comm_bytes, &bounds);
-    struct segment *segment = segment_attach(memory, n, 1, NULL);
-    const struct group_backend_options b = {backend, NULL, 1, 0, 1, segment, shape};
-    assert_int_equal(group_backend_open(&b, &kern, &comm, NULL), RC_OK);
-    assert_int_equal(engine_open(&o, kern, comm, segment, &engine, NULL), RC_OK);
-    with(engine, saved, r);
-    engine_close(engine);
-    comm->close(comm);
-    kern->close(kern);
-    free(memory);
-}
-
-static void foreign_snapshot(struct engine *e, const struct buf *saved, struct engine_request r)
-{
-    r.snapshot = saved->data;
-    r.snapshot_bytes = saved->len;
-    assert_refused(e, &r);
-}
-
-static void test_odd_snapshots(void **state)
-{
-    struct fixture *f = *state;
-    struct buf saved[MAX_RANKS] = {0};
-    struct engine_group_result out[N_REQUESTS];
-    struct engine_request r = f->requests[LONGEST];
-    struct engine_options o = group_of(f, 1, KV_F16).options;
-    if (f->ranks >= 2) {
-        save(f, 2, saved, out);
-        with_engine(f->backend, o, foreign_snapshot, &saved[0], r); /* a half of two ranks */
+        const int64_t resumed = go_on(&c, 0, 0, true, out);
+        assert_true(resumed > 400);
+        assert_all_same(f, alone, out);
         engine_group_free(out, (size_t)f->n);
-        free_saved(saved);
+        checkpointed_close(&c);
     }
-    save(f, 1, saved, out);
-    engine_group_free(out, (size_t)f->n);
-    with_engine(f->backend, o, odd_snapshots, &saved[0], r);
-    o.kv = KV_F32;
-    with_engine(f->backend, o, foreign_snapshot, &saved[0], r);
-    o.kv = KV_F16;
-    o.weights = KERN_WEIGHTS_W8;
-    with_engine(f->backend, o, foreign_snapshot, &saved[0], r);
-    free_saved(saved);
 }
 
-/* Shares of two positions under one request: the group stops, before a token comes of it. */
-static void test_snapshots_of_two_positions(void **state)
+/* Ranks that vanish leave what was saved by then. One rank's file is then damaged, cut or gone: the point before it serves, or none,
+ * and nobody can tell from the answer. */
+static void test_vanished_and_damaged(void **state)
 {
     struct fixture *f = *state;
-    struct buf early[MAX_RANKS] = {0}, late[MAX_RANKS] = {0};
-    struct engine_group_result out[N_REQUESTS], none;
-    if (f->ranks < 2) skip();
-    for (int i = 1; i <= 2; i++) {
-        struct engine_group g = group_of(f, 2, KV_F16);
-        g.options.prefill_rows = 64;
-        g.save_id = f->requests[LONGEST].id;
-        g.save_position = 64 * i;
-        g.saved = i == 1 ? early : late;
-        run(&g, &f->requests[LONGEST], 1, out);
-        engine_group_free(out, 1);
+    const int ranks = two_ranks(f);
+    const struct engine_group_result *alone = alone_of(f, ranks, KV_F16);
+    static const char *const files[] = {"a", "b", "pages"};
+    int64_t whole = 0, least = INT64_MAX;
+    for (int damage = -1; damage < 9; damage += f->trained ? 2 : 1) {
+        struct engine_group_result out[N_REQUESTS] = {0};
+        struct checkpointed c;
+        char path[256], key[2 * CHECKPOINT_KEY_BYTES + 1];
+        checkpointed_open(&c, f, ranks, f->trained ? SPEC_MTP : SPEC_OFF);
+        go_on(&c, 0, 24, false, out);
+        assert_true(c.group.saved > 0);
+        for (int i = 0; i < 2 * CHECKPOINT_KEY_BYTES; i++) key[i] = "10"[i % 2];
+        key[2 * CHECKPOINT_KEY_BYTES] = '\0'; /* of the first request */
+        snprintf(path, sizeof path, "%s/%s.r%d.%s", c.folder, key, ranks - 1, files[damage < 0 ? 0 : damage % 3]);
+        if (damage >= 0 && damage < 3) {
+            FILE *file = fopen(path, "r+b");
+            assert_non_null(file);
+            fseek(file, damage == 2 ? 100 : -9, damage == 2 ? SEEK_SET : SEEK_END);
+            const int byte = fgetc(file);
+            fseek(file, -1, SEEK_CUR);
+            fputc(byte ^ 4, file);
+            fclose(file);
+        } else if (damage >= 3 && damage < 6) {
+            assert_int_equal(truncate(path, damage == 3 ? 20 : 200), 0);
+        } else if (damage >= 6) {
+            assert_int_equal(unlink(path), 0);
+        }
+        struct engine_request first = c.requests[0];
+        struct engine_group_result result;
+        first.resume = true;
+        c.group.leave_step = 0;
+        run(&c.group, &first, 1, &result);
+        assert_same(&alone[0], &result);
+        if (damage < 0) whole = result.timing.resumed_tokens;
+        if (result.timing.resumed_tokens < least) least = result.timing.resumed_tokens;
+        engine_group_free(&result, 1);
+        engine_group_free(out, (size_t)f->n);
+        checkpointed_close(&c);
     }
-    buf_free(&early[1]);
-    early[1] = late[1];
-    late[1] = (struct buf){0};
-    struct engine_group g = group_of(f, 2, KV_F16);
-    g.load_id = f->requests[LONGEST].id;
-    g.load = early;
-    assert_false(engine_group_run(&g, &f->requests[LONGEST], 1, &none));
-    assert_int_equal(g.stats.steps, 0);
-    engine_group_free(&none, 1);
-    free_saved(early);
-    free_saved(late);
+    assert_true(whole > 64);
+    assert_int_equal(least, 0); /* without pages there is nothing to go on from */
+}
+
+/* A checkpoint is not used by a request that has to be computed cold, nor by another of the same key, nor under another format. */
+static void test_unused_checkpoints(void **state)
+{
+    struct fixture *f = *state;
+    const int ranks = two_ranks(f);
+    const struct engine_group_result *alone = alone_of(f, ranks, KV_F16);
+    for (int how = 0; how < 4; how++) {
+        struct engine_group_result out[N_REQUESTS] = {0}, result;
+        struct checkpointed c;
+        checkpointed_open(&c, f, ranks, SPEC_OFF);
+        go_on(&c, 12, 0, false, out);
+        struct engine_request first = c.requests[0];
+        int32_t prompt[MAX_PROMPT];
+        memcpy(prompt, first.prompt, first.prompt_tokens * sizeof *prompt);
+        first.prompt = prompt;
+        first.resume = true;
+        first.cold = how == 0;
+        if (how == 1) prompt[0] ^= 1;
+        if (how == 2) c.group.options.kv = KV_F32;
+        if (how == 3) memset(first.key, 0, sizeof first.key);
+        c.group.stop_step = 0;
+        run(&c.group, &first, 1, &result);
+        assert_int_equal(result.timing.resumed_tokens, 0);
+        assert_int_equal(c.group.stats.prefill_rows, first.prompt_tokens);
+        if (how == 0 || how == 3) assert_same(&alone[0], &result);
+        engine_group_free(&result, 1);
+        engine_group_free(out, (size_t)f->n);
+        checkpointed_close(&c);
+    }
+}
+
+/* Preempted when it stops, and restored from there into too few pages again. */
+static void test_checkpoints_of_preempted(void **state)
+{
+    struct fixture *f = *state;
+    const int ranks = two_ranks(f);
+    const struct engine_group_result *alone = alone_of(f, ranks, KV_F16);
+    struct engine_group_result out[N_REQUESTS] = {0};
+    struct checkpointed c;
+    checkpointed_open(&c, f, ranks, SPEC_OFF);
+    c.group.options.context = 704;
+    c.group.options.kv_tokens = 832;
+    uint64_t preemptions = 0;
+    int64_t resumed = 0;
+    for (uint64_t stop = 100; stop < 140; stop += 13) {
+        resumed += go_on(&c, stop, 0, stop > 100, out);
+        preemptions += c.group.stats.preemptions;
+    }
+    resumed += go_on(&c, 0, 0, true, out);
+    assert_true(resumed > 0);
+    assert_true(preemptions + c.group.stats.preemptions > 0);
+    assert_all_same(f, alone, out);
+    engine_group_free(out, (size_t)f->n);
+    checkpointed_close(&c);
 }
 
 /* A source of drafts that the model does not have. */
@@ -670,8 +654,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_drafts_alone),               cmocka_unit_test(test_preemption_and_prompt_cuts),
         cmocka_unit_test(test_threads),                    cmocka_unit_test(test_recordings),
         cmocka_unit_test(test_rank_counts_agree),          cmocka_unit_test(test_stop_strings),
-        cmocka_unit_test(test_end_tokens),                 cmocka_unit_test(test_snapshots),
-        cmocka_unit_test(test_odd_snapshots),              cmocka_unit_test(test_snapshots_of_two_positions),
+        cmocka_unit_test(test_end_tokens),                 cmocka_unit_test(test_stopped_and_resumed),
+        cmocka_unit_test(test_vanished_and_damaged),       cmocka_unit_test(test_unused_checkpoints),
+        cmocka_unit_test(test_checkpoints_of_preempted),
         cmocka_unit_test(test_mtp_is_refused),             cmocka_unit_test(test_disagreement_is_found),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

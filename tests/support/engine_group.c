@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint_store.h"
+
 struct engine_thread {
     struct engine_group *group;
     int rank;
@@ -45,24 +47,40 @@ static void collect(struct engine_thread *t, struct engine *engine)
 
 static enum rc submit_all(const struct engine_thread *t, struct engine *engine, struct err *err)
 {
-    const struct engine_group *g = t->group;
     enum rc rc = RC_OK;
-    for (size_t i = 0; i < t->n && rc == RC_OK; i++) {
-        struct engine_request r = t->requests[i];
-        if (g->load_id == r.id) {
-            r.snapshot = g->load[t->rank].data;
-            r.snapshot_bytes = g->load[t->rank].len;
-        }
-        rc = engine_submit(engine, &r, err);
-    }
+    for (size_t i = 0; i < t->n && rc == RC_OK; i++) rc = engine_submit(engine, &t->requests[i], err);
     return rc;
 }
 
-static enum rc save(const struct engine_thread *t, struct engine *engine, struct err *err)
+static enum rc open_checkpoints(const struct engine_thread *t, struct engine *engine, struct checkpoint_store **out, struct err *err)
 {
-    const struct engine_group *g = t->group;
-    if (!g->save_id || engine_position(engine, g->save_id) != g->save_position) return RC_OK;
-    return engine_snapshot(engine, g->save_id, &g->saved[t->rank], err);
+    const struct engine_prefix_shape shape = engine_prefix_shape_of(engine);
+    struct checkpoint_store_options o = {.folder = t->group->checkpoints, .rank = t->rank, .page_bytes = shape.block_bytes};
+    if (!o.folder) return RC_OK;
+    memcpy(o.fingerprint.bytes, &shape.seed, sizeof shape.seed);
+    enum rc rc = checkpoint_store_open(&o, out, err);
+    if (rc == RC_OK) engine_use_checkpoints(engine, *out);
+    return rc;
+}
+
+static enum rc run_steps(struct engine_thread *t, struct engine *engine, struct err *err)
+{
+    struct engine_group *g = t->group;
+    enum rc rc = RC_OK;
+    uint64_t id;
+    int position;
+    while (rc == RC_OK && engine_busy(engine) && !g->stopped) {
+        const uint64_t steps = engine_stats_of(engine).steps;
+        if (g->leave_step && steps == g->leave_step) break;
+        if (t->rank == 0 && g->stop_step && steps == g->stop_step) engine_stop(engine);
+        if (t->rank == 0 && engine_stopped(engine)) g->stopped = true;
+        if (g->stopped) break;
+        rc = engine_step(engine, err);
+        if (rc == RC_RETRY) rc = RC_OK;
+        else if (rc == RC_OK && t->rank == 0) collect(t, engine);
+        while (t->rank == 0 && engine_next_saved(engine, &id, &position)) g->saved++;
+    }
+    return rc;
 }
 
 static void *rank_body(void *argument)
@@ -73,23 +91,21 @@ static void *rank_body(void *argument)
     struct kern *kern = NULL;
     struct comm *comm = NULL;
     struct engine *engine = NULL;
+    struct checkpoint_store *checkpoints = NULL;
     o.rank = t->rank;
     const struct group_backend_options b = {t->group->backend, t->group->isa, t->group->threads, t->rank, o.ranks, t->segment,
                                             t->shape};
     const uint64_t replays = group_backend_replays();
     enum rc rc = group_backend_open(&b, &kern, &comm, err);
     if (rc == RC_OK) rc = engine_open(&o, kern, comm, t->segment, &engine, err);
+    if (rc == RC_OK) rc = open_checkpoints(t, engine, &checkpoints, err);
     if (rc == RC_OK) rc = submit_all(t, engine, err);
-    while (rc == RC_OK && engine_busy(engine)) {
-        rc = engine_step(engine, err);
-        if (rc == RC_OK) rc = save(t, engine, err);
-        if (rc == RC_RETRY) rc = RC_OK;
-        if (rc == RC_OK && t->rank == 0) collect(t, engine);
-    }
+    if (rc == RC_OK) rc = run_steps(t, engine, err);
     if (rc != RC_OK && comm) comm->abort(comm, err->text);
     if (t->rank == 0 && engine) t->group->stats = engine_stats_of(engine);
     if (t->rank == 0) t->group->replays = group_backend_replays() - replays;
     engine_close(engine);
+    checkpoint_store_close(checkpoints);
     if (comm) comm->close(comm);
     if (kern) kern->close(kern);
     return NULL;
@@ -102,6 +118,8 @@ bool engine_group_run(struct engine_group *g, const struct engine_request *reque
     struct engine_thread ranks[MAX_RANKS];
     struct engine_comm_shape shape;
     memset(g->err, 0, sizeof g->err);
+    g->stopped = false;
+    g->saved = 0;
     memset(results, 0, n * sizeof *results);
     if (engine_comm_shape(&g->options, &shape, &g->err[0]) != RC_OK) return false;
     size_t comm_bytes = engine_comm_bytes(shape);

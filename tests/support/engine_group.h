@@ -21,18 +21,18 @@ struct engine_group {
     const char *isa;
     int threads;                   /* OpenMP threads of each rank */
     struct lockstep_bounds bounds;
-    uint64_t save_id;              /* a snapshot is taken of this request when it gets to save_position; 0: of none */
-    int save_position;
-    struct buf *saved;             /* [MAX_RANKS] the ranks' shares, replaced */
-    uint64_t load_id;              /* this request comes with the shares in load */
-    const struct buf *load;        /* [MAX_RANKS] */
+    const char *checkpoints;       /* folder of the ranks' checkpoint stores; NULL: none, and options.checkpoint_us is 0 */
+    uint64_t stop_step;            /* rank 0 is told to stop after this step; 0: never */
+    uint64_t leave_step;           /* all ranks leave after this step, with whatever is saved by then; 0: never */
     /* out */
+    _Atomic bool stopped;          /* rank 0 did, and everything that ran is saved */
+    uint64_t saved;                /* points that rank 0 said all ranks have */
     struct engine_stats stats;
     uint64_t replays;              /* rounds that rank 0's backend replayed from a recording */
     struct err err[MAX_RANKS];     /* of each rank, rc RC_OK when it ended well */
 };
 
-/* Submits all requests at once, in order, and runs until none is left. results[n] (freed by engine_group_free) are matched to
+/* Submits all requests at once, in order, and runs until none is left or it has stopped; results of unfinished ones are zeros. results[n] (freed by engine_group_free) are matched to
  * requests by index. Returns true when every rank ended well. */
 bool engine_group_run(struct engine_group *g, const struct engine_request *requests, size_t n,
                       struct engine_group_result *results);

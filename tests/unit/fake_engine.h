@@ -33,7 +33,7 @@ struct engine {
     int n_queue;
     uint64_t step, tokens;
     struct fake_request ended;
-    bool has_event;
+    bool has_event, stopping;
     char text[64];
     int32_t token;
 };
@@ -87,6 +87,10 @@ struct engine_prefix_shape engine_prefix_shape_of(const struct engine *e)
 }
 
 void engine_use_prefixes(struct engine *e, struct prefix_store *s) { (void)e, (void)s; }
+void engine_use_checkpoints(struct engine *e, struct checkpoint_store *s) { (void)e, (void)s; }
+void engine_stop(struct engine *e) { e->stopping = true; }
+bool engine_stopped(const struct engine *e) { return e->stopping; }
+bool engine_next_saved(struct engine *e, uint64_t *id, int *position) { return (void)e, (void)id, (void)position, false; }
 
 enum rc engine_limits_plan(const struct engine_options *o, const struct model_file *m, struct engine_limits *out,
                            struct err *e)

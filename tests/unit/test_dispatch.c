@@ -31,6 +31,7 @@ struct group {
     uint64_t started; /* the last request that was said to have started */
     enum group_state state;
     int64_t restarts, without_progress;
+    bool stopping; /* says so at the next pump, and answers nothing any more */
 };
 
 struct world {
@@ -39,6 +40,8 @@ struct world {
     int deadly[MAX_JOBS];       /* how often this job kills its group */
     bool broken[MAX_JOBS];      /* building it fails */
     bool fails[MAX_JOBS];       /* the ranks answer FAILED */
+    bool resume[MAX_JOBS], cold[MAX_JOBS]; /* of the last request */
+    uint32_t saved_at[MAX_JOBS], saved_step[MAX_JOBS]; /* before it kills it says SAVED at such a position, risen by the step first */
     struct state_attempts stored[MAX_JOBS];
     int settled[MAX_JOBS], builds[MAX_JOBS], held[MAX_JOBS];
     char outcome[MAX_JOBS];     /* d(one), f(ailed), k(illed ranks) */
@@ -47,7 +50,7 @@ struct world {
     size_t order[4096];         /* submissions */
     int beside[4096];           /* what was in flight in that group before */
     size_t n_order;
-    int most_in_flight, opened, closed;
+    int most_in_flight, opened, closed, stops;
     int gives_up[MAX_GROUPS];   /* after so many losses; 0: by options.restarts */
     bool frozen;                /* groups answer nothing */
     size_t fail_settle;         /* 1 + the job whose settling fails */
@@ -99,6 +102,8 @@ enum rc group_submit(struct group *g, const struct engine_request *r, struct err
     assert_true(i < world->n);
     assert_int_equal(r->prompt[0], (int32_t)i);
     assert_true(world->stored[i].running); /* the attempt was committed before */
+    world->resume[i] = r->resume;
+    world->cold[i] = r->cold;
     if (r->prompt_tokens == 2) return err_set(e, RC_BAD_INPUT, 0, "request_too_large", "too large");
     for (int k = 0; k < g->n; k++) assert_true(g->ids[k] != world->lonely);
     world->order[world->n_order] = i;
@@ -129,6 +134,12 @@ void group_cancel(struct group *g, uint64_t id)
     if (world->late) play_frame(g, (struct wire_frame){.type = WIRE_DONE, .u.done.id = id});
 }
 
+void group_stop(struct group *g)
+{
+    world->stops++;
+    g->stopping = true;
+}
+
 static void play_loss(struct group *g)
 {
     g->n = 0;
@@ -141,6 +152,8 @@ static void play_answer(struct group *g)
     size_t i = (size_t)g->ids[0] - 1;
     if (world->deadly[i]) {
         world->deadly[i]--;
+        world->saved_at[i] += world->saved_step[i];
+        if (world->saved_at[i]) play_frame(g, (struct wire_frame){.type = WIRE_SAVED, .u.saved = {g->ids[0], world->saved_at[i]}});
         play_loss(g);
         return;
     }
@@ -165,7 +178,9 @@ void group_pump(struct group *g)
     if (!world->late) assert_int_equal(g->read_events, g->n_events);
     if (g->read_events == g->n_events) g->n_events = g->read_events = 0;
     if (world->frozen) return;
-    if (world->stranger && g->state == GROUP_READY) {
+    if (g->stopping) {
+        play_frame(g, (struct wire_frame){.type = WIRE_STOPPED});
+    } else if (world->stranger && g->state == GROUP_READY) {
         world->stranger = false;
         play_frame(g, (struct wire_frame){.type = WIRE_DONE, .u.done.id = 4000});
     } else if (g->state == GROUP_READY && g->n) {
@@ -472,6 +487,79 @@ static void a_signal_stops(void **state)
     for (size_t i = 0; i < 40; i++) assert_int_equal(w.settled[i], i < 10);
 }
 
+/* With checkpoints nothing finishes: groups are told to save, and it is over when they have. What was in flight is not blamed. */
+static void a_signal_saves(void **state)
+{
+    (void)state;
+    for (int slow = 0; slow < 2; slow++) {
+        struct world w = new_world(40);
+        struct dispatch_result r;
+        int fd = open_signals();
+        w.options.checkpoints = "a folder";
+        w.options.checkpoint_us = 1000000;
+        w.options.grace_s = 0.2;
+        w.raise_at = 3;
+        w.frozen = slow; /* then nobody says that it has stopped, and the grace ends it */
+        for (size_t i = 0; i < 40; i++) w.slow[i] = 1 << 20;
+        assert_int_equal(run(&w, fd, &r, NULL), RC_OK);
+        close(fd);
+        assert_int_equal(r.end, DISPATCH_STOPPED);
+        assert_int_equal(w.stops, 1);
+        for (size_t i = 0; i < 40; i++) {
+            assert_int_equal(w.settled[i], 0);
+            assert_false(w.stored[i].running);
+            assert_int_equal(w.stored[i].failures, 0);
+        }
+    }
+}
+
+/* The same at the end of the time. */
+static void the_end_saves(void **state)
+{
+    (void)state;
+    struct world w = new_world(4);
+    struct dispatch_result r;
+    struct timespec now;
+    w.options.checkpoints = "a folder";
+    w.options.checkpoint_us = 1000000;
+    for (size_t i = 0; i < 4; i++) w.slow[i] = 1 << 30;
+    clock_gettime(CLOCK_REALTIME, &now);
+    w.end_us = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000 + 100000;
+    assert_int_equal(run(&w, -1, &r, NULL), RC_OK);
+    assert_int_equal(r.end, DISPATCH_OUT_OF_TIME);
+    assert_int_equal(w.stops, 1);
+    for (size_t i = 0; i < 4; i++) assert_int_equal(w.settled[i], 0);
+}
+
+/* First attempts begin anew, later ones where they were, those after two failures from nothing. */
+static void attempts_go_on_or_begin_anew(void **state)
+{
+    (void)state;
+    struct world w = new_world(4);
+    w.stored[1] = (struct state_attempts){.attempts = 1};
+    w.stored[2] = (struct state_attempts){.attempts = 2, .failures = 1};
+    w.stored[3] = (struct state_attempts){.attempts = 2, .failures = 2};
+    run_to_the_end(&w);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(w.resume[i], i > 0);
+        assert_int_equal(w.cold[i], i == 3);
+    }
+}
+
+/* A job that kills its group each time, but gets further each time, is not to blame; one that stays where it is, is. */
+static void getting_further_clears_failures(void **state)
+{
+    (void)state;
+    struct world w = new_world(2);
+    w.options.job_failures = 2;
+    w.deadly[0] = w.deadly[1] = 6;
+    w.saved_step[0] = 100;
+    w.saved_at[1] = 50;
+    run_to_the_end(&w);
+    assert_int_equal(w.outcome[0], 'd');
+    assert_int_equal(w.outcome[1], 'k');
+}
+
 static void the_grace_ends(void **state)
 {
     (void)state;
@@ -636,6 +724,10 @@ int main(void)
         cmocka_unit_test(groups_share_the_jobs),
         cmocka_unit_test(a_suspect_gets_no_company),
         cmocka_unit_test(one_group_gives_up),
+        cmocka_unit_test(a_signal_saves),
+        cmocka_unit_test(the_end_saves),
+        cmocka_unit_test(attempts_go_on_or_begin_anew),
+        cmocka_unit_test(getting_further_clears_failures),
         cmocka_unit_test(all_groups_give_up),
         cmocka_unit_test(the_runner_died_before),
         cmocka_unit_test(a_signal_stops),

@@ -327,7 +327,7 @@ static void test_final(void **ctx)
         "\"batch_expired\",\"message\":\"This request could not be executed before the completion window expired.\"}}\n";
     static const char timing[] =
         "{\"t\":0}\n{\"t\":1}\n{\"custom_id\":\"j2\",\"status\":0,\"queue_us\":0,\"tokenize_us\":0,\"prefill_us\":0,\"ttft_us\":0,"
-        "\"decode_us\":0,\"tpot_us\":0,\"prompt_tokens\":0,\"cached_tokens\":0,\"completion_tokens\":0,\"steps\":0,\"rounds\":0,"
+        "\"decode_us\":0,\"tpot_us\":0,\"prompt_tokens\":0,\"cached_tokens\":0,\"resumed_tokens\":0,\"completion_tokens\":0,\"steps\":0,\"rounds\":0,"
         "\"drafted\":0,\"accepted\":0,\"sequences_in_step\":0,\"preemptions\":0,\"attempts\":3,\"rank_restarts\":1,\"group\":0}\n"
         "{\"t\":3}\n{\"t\":4}\n";
     const unsigned char key[32] = {2, 9};

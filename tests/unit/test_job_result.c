@@ -181,6 +181,7 @@ static void test_timing(void **state)
         .tpot_us = 6,
         .prompt_tokens = 7,
         .cached_tokens = 8,
+        .resumed_tokens = 18,
         .completion_tokens = 9,
         .steps = 10,
         .rounds = 15,
@@ -194,7 +195,7 @@ static void test_timing(void **state)
     };
     expect(job_result_timing("t", 404, &t, &out, NULL), &out,
            "{\"custom_id\":\"t\",\"status\":404,\"queue_us\":1,\"tokenize_us\":2,\"prefill_us\":3,\"ttft_us\":4,"
-           "\"decode_us\":5,\"tpot_us\":6,\"prompt_tokens\":7,\"cached_tokens\":8,\"completion_tokens\":9,\"steps\":10,"
+           "\"decode_us\":5,\"tpot_us\":6,\"prompt_tokens\":7,\"cached_tokens\":8,\"resumed_tokens\":18,\"completion_tokens\":9,\"steps\":10,"
            "\"rounds\":15,\"drafted\":16,\"accepted\":17,\"sequences_in_step\":14,\"preemptions\":11,\"attempts\":12,\"rank_restarts\":13,\"group\":9223372036854775807}");
     buf_free(&out);
 }

@@ -25,7 +25,7 @@ static struct wire_frame sample(enum wire_type type)
         break;
     case WIRE_SUBMIT:
         f.u.submit = (struct engine_request){.id = 7, .prompt = ids, .prompt_tokens = 5, .max_tokens = 64, .stop = stops,
-            .n_stop = 3, .ignore_end = true,
+            .n_stop = 3, .ignore_end = true, .cold = true, .branch_tokens = 99, .key = {1, 2, 3, [31] = 255},
             .sampling = {0.5f, 0.9f, 0.05f, 40, -2.0f, 2.0f, 1.25f, UINT64_MAX - 1}};
         break;
     case WIRE_CANCEL: f.u.cancel = UINT64_MAX; break;
@@ -33,13 +33,16 @@ static struct wire_frame sample(enum wire_type type)
     case WIRE_TOKEN: f.u.token = (struct wire_token){1, 2, 3}; break;
     case WIRE_DONE:
         f.u.done = (struct wire_done){.id = 9, .finish = FINISH_LENGTH, .prompt_tokens = 100,
-            .timing = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, .text = "caf\xc3\xa9\0x", .text_len = 7, .tokens = ids, .n_tokens = 5,
+            .timing = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, .text = "caf\xc3\xa9\0x", .text_len = 7, .tokens = ids, .n_tokens = 5,
             .trace = trace};
         break;
     case WIRE_FAILED: f.u.text = (struct wire_text){11, 0, "non_finite_logits", "a logit is NaN"}; break;
     case WIRE_STATS: f.u.stats = (struct engine_stats){1, 2, 3, 4, 5, 6, 7, 8, 9}; break;
     case WIRE_ERROR: f.u.text = (struct wire_text){0, EXIT_LOCKSTEP, "lockstep", "field=tokens"}; break;
     case WIRE_STARTED: f.u.started = 12; break;
+    case WIRE_SAVED: f.u.saved = (struct wire_saved){13, 0xfedcba98}; break;
+    case WIRE_STOP:
+    case WIRE_STOPPED: break;
     }
     return f;
 }
@@ -55,6 +58,10 @@ static void assert_same_request(const struct engine_request *a, const struct eng
     assert_int_equal(a->id, b->id);
     assert_int_equal(a->max_tokens, b->max_tokens);
     assert_int_equal(a->ignore_end, b->ignore_end);
+    assert_int_equal(a->resume, b->resume);
+    assert_int_equal(a->branch_tokens, b->branch_tokens);
+    assert_int_equal(a->cold, b->cold);
+    assert_memory_equal(a->key, b->key, sizeof a->key);
     assert_int_equal(a->prompt_tokens, b->prompt_tokens);
     assert_memory_equal(a->prompt, b->prompt, a->prompt_tokens * 4);
     assert_memory_equal(&a->sampling, &b->sampling, sizeof a->sampling);
@@ -87,6 +94,12 @@ static void assert_same(const struct wire_frame *a, const struct wire_frame *b)
     case WIRE_CANCEL: assert_int_equal(a->u.cancel, b->u.cancel); break;
     case WIRE_SHUTDOWN: break;
     case WIRE_STARTED: assert_int_equal(a->u.started, b->u.started); break;
+    case WIRE_SAVED:
+        assert_int_equal(a->u.saved.id, b->u.saved.id);
+        assert_int_equal(a->u.saved.position, b->u.saved.position);
+        break;
+    case WIRE_STOP:
+    case WIRE_STOPPED: break;
     case WIRE_TOKEN: assert_memory_equal(&a->u.token, &b->u.token, sizeof a->u.token); break;
     case WIRE_DONE: assert_same_done(&a->u.done, &b->u.done); break;
     case WIRE_FAILED:
@@ -115,9 +128,9 @@ static void round_trip(void **state)
 {
     (void)state;
     struct buf stream = {0};
-    for (int t = WIRE_HELLO; t <= WIRE_STARTED; t++) encode((enum wire_type)t, &stream);
+    for (int t = WIRE_HELLO; t <= WIRE_STOPPED; t++) encode((enum wire_type)t, &stream);
     size_t at = 0;
-    for (int t = WIRE_HELLO; t <= WIRE_STARTED; t++) {
+    for (int t = WIRE_HELLO; t <= WIRE_STOPPED; t++) {
         struct wire_frame f, expected = sample((enum wire_type)t);
         size_t used = 0;
         assert_int_equal(wire_decode(stream.data + at, stream.len - at, &f, &used, NULL), RC_OK);
@@ -175,9 +188,10 @@ static void known_bytes(void **state)
     f.u.submit.n_stop = 1;
     assert_true(wire_encode(&f, &b));
     static const unsigned char tail[] = {2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, '\n', '\n'};
-    assert_int_equal(b.len, 6 + 8 + 4 + 1 + 7 * 4 + 8 + sizeof tail);
+    assert_int_equal(b.len, 6 + 8 + 4 + 32 + 8 + 3 + 7 * 4 + 8 + sizeof tail);
     assert_memory_equal(b.data + b.len - sizeof tail, tail, sizeof tail);
-    assert_memory_equal(b.data + 6 + 8 + 4 + 1, "\x00\x00\x00\x3f", 4); /* 0.5f */
+    assert_memory_equal(b.data + 6 + 8 + 4 + 40, "\1\0\1", 3); /* ignore_end, not resume, cold */
+    assert_memory_equal(b.data + 6 + 8 + 4 + 40 + 3, "\x00\x00\x00\x3f", 4); /* 0.5f */
     buf_free(&b);
 }
 
@@ -186,7 +200,7 @@ static void known_bytes(void **state)
 static void truncated_at_every_byte(void **state)
 {
     (void)state;
-    for (int t = WIRE_HELLO; t <= WIRE_STARTED; t++) {
+    for (int t = WIRE_HELLO; t <= WIRE_STOPPED; t++) {
         struct buf b = {0};
         encode((enum wire_type)t, &b);
         for (size_t n = 0; n < b.len; n++) {
@@ -214,7 +228,7 @@ static void truncated_at_every_byte(void **state)
 static void bytes_left_over(void **state)
 {
     (void)state;
-    for (int t = WIRE_HELLO; t <= WIRE_STARTED; t++) {
+    for (int t = WIRE_HELLO; t <= WIRE_STOPPED; t++) {
         struct buf b = {0};
         struct wire_frame f;
         size_t used;
@@ -244,20 +258,20 @@ static void decode_patched(enum wire_type type, size_t at, const void *patch, si
 static void lies(void **state)
 {
     (void)state;
-    const size_t prompt_count = 6 + 8 + 4 + 1 + 28 + 8;
+    const size_t prompt_count = 6 + 8 + 4 + 40 + 3 + 28 + 8;
     decode_patched(WIRE_CANCEL, 0, "\x01\x00\x00\x00", 4, RC_BAD_INPUT);            /* no room for the type */
     decode_patched(WIRE_CANCEL, 0, "\xfd\xff\xff\x03", 4, RC_BAD_INPUT);            /* one byte over the limit */
     decode_patched(WIRE_CANCEL, 0, "\xfc\xff\xff\x03", 4, RC_RETRY);                /* the limit itself */
     decode_patched(WIRE_CANCEL, 4, "\x00\x00", 2, RC_BAD_INPUT);
-    decode_patched(WIRE_CANCEL, 4, "\x0b\x00", 2, RC_BAD_INPUT);
+    decode_patched(WIRE_CANCEL, 4, "\x0e\x00", 2, RC_BAD_INPUT);
     decode_patched(WIRE_CANCEL, 4, "\x03\x01", 2, RC_BAD_INPUT);                    /* high byte of the type */
     decode_patched(WIRE_SUBMIT, prompt_count, "\xff\xff\xff\x3f", 4, RC_BAD_INPUT); /* times 4 wraps 32 bits */
     decode_patched(WIRE_SUBMIT, prompt_count, "\xff\xff\xff\xff", 4, RC_BAD_INPUT);
     decode_patched(WIRE_SUBMIT, prompt_count + 4 + 20, "\x11\x00\x00\x00", 4, RC_BAD_INPUT); /* 17 stop strings */
     decode_patched(WIRE_SUBMIT, prompt_count + 4 + 20 + 8, "\x00", 1, RC_BAD_INPUT);         /* NUL in a stop string */
-    decode_patched(WIRE_SUBMIT, 6 + 8 + 4, "\x02", 1, RC_BAD_INPUT);                         /* a flag that is no flag */
+    decode_patched(WIRE_SUBMIT, 6 + 8 + 4 + 40, "\x02", 1, RC_BAD_INPUT);                    /* a flag that is no flag */
     decode_patched(WIRE_DONE, 6 + 8, "\x02\x00\x00\x00", 4, RC_BAD_INPUT);                   /* finish reason */
-    const size_t trace_count = 6 + 8 + 4 + 8 + 88 + 4 + 7 + 4 + 20;
+    const size_t trace_count = 6 + 8 + 4 + 8 + 96 + 4 + 7 + 4 + 20;
     decode_patched(WIRE_DONE, trace_count, "\x04\x00\x00\x00", 4, RC_BAD_INPUT);             /* traces are not tokens */
 }
 

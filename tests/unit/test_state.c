@@ -252,7 +252,7 @@ static void test_attempts_end_with_the_result(void **ctx)
     assert_int_equal(state_get_attempts(s, key, &a, &e), RC_OK);
     assert_int_equal(a.attempts, 0);
     assert_false(a.running);
-    a = (struct state_attempts){3, 2, 1, true};
+    a = (struct state_attempts){3, 2, 1, 77, true};
     assert_int_equal(state_put_attempts(s, key, &a, &e), RC_OK);
     assert_int_equal(put_text(s, 1, STATE_OUTPUT, "{}", &e), RC_OK);
     assert_int_equal(state_get_attempts(s, key, &a, &e), RC_OK);
@@ -260,8 +260,9 @@ static void test_attempts_end_with_the_result(void **ctx)
     assert_int_equal(a.attempts, 3);
     assert_int_equal(a.failures, 0);
     assert_int_equal(a.rank_restarts, 1);
+    assert_int_equal(a.failed_position, 77);
     key_of(2, key);
-    a = (struct state_attempts){6, 6, 6, true};
+    a = (struct state_attempts){6, 6, 6, 0, true};
     assert_int_equal(state_put_attempts(s, key, &a, &e), RC_OK);
     assert_int_equal(put_text(s, 2, STATE_ERROR, "{}", &e), RC_OK);
     assert_int_equal(state_get_attempts(s, key, &a, &e), RC_OK);
@@ -365,7 +366,7 @@ static void test_kill_in_a_loop_of_puts(void **ctx)
                 record[sizeof record - 1] = '\0';
                 unsigned char key[32];
                 key_of(i, key);
-                struct state_attempts a = {1, 0, 0, true};
+                struct state_attempts a = {1, 0, 0, 0, true};
                 if (state_put_attempts(s, key, &a, &e) != RC_OK) _exit(1);
                 if (put_text(s, i, STATE_OUTPUT, record, &e) != RC_OK) _exit(1);
                 if (write(fds[1], &i, sizeof i) != sizeof i) _exit(1);
