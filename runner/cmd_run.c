@@ -29,6 +29,7 @@
 #include "progress.h"
 #include "prompt.h"
 #include "rank_main.h"
+#include "run_report.h"
 #include "state.h"
 
 /* A job whose request is with a group. */
@@ -52,6 +53,8 @@ struct run {
     struct progress progress;
     size_t done, failed;    /* records of this registration, earlier runs included */
     uint64_t tokens;
+    int64_t cached_tokens, rank_restarts; /* of this run */
+    int64_t start_us;
 };
 
 /* ---- records ---- */
@@ -125,6 +128,7 @@ static enum rc store_answer(struct run *r, size_t index, const struct held_job *
     enum rc rc = job_result_success(entry->key, &h->spec, &a, &record, e);
     if (rc == RC_OK) rc = job_result_timing(entry->custom_id, 200, &t, &timing, e);
     if (rc == RC_OK) rc = store(r, entry, STATE_OUTPUT, &record, &timing, e);
+    if (rc == RC_OK) r->cached_tokens += t.cached_tokens;
     buf_free(&record);
     buf_free(&timing);
     return rc;
@@ -358,6 +362,7 @@ static enum rc run_pending(struct run *r, struct dispatch_result *out, struct er
     if (out->tokens > r->tokens) r->tokens = out->tokens;
     checkpoint_sweep(r->checkpoints.data, rc == RC_OK && out->end == DISPATCH_DONE ? keep_none : keep_checkpoint, r);
     if (out->end == DISPATCH_STOPPED) lift_signals(signals);
+    r->rank_restarts = out->restarts;
     close(signals);
     return rc;
 }
@@ -391,6 +396,34 @@ static const char *note_of(const struct run *r, const struct dispatch_result *d,
     return "";
 }
 
+/* How the run ended, in the words of schemas/run.schema.json. */
+static const char *end_of(enum rc rc, bool outside, const struct dispatch_result *d)
+{
+    static const char *const ends[] = {[DISPATCH_DONE] = "done", [DISPATCH_STOPPED] = "stopped",
+                                       [DISPATCH_OUT_OF_TIME] = "out_of_time", [DISPATCH_GAVE_UP] = "gave_up"};
+    return outside ? "out_of_time" : rc == RC_OK ? ends[d->end] : "error";
+}
+
+/* The object of --json. Returns the exit status: a summary that cannot be made is an error of its own. */
+static int print_summary(const struct run *r, const char *end, int status, const struct err *e)
+{
+    struct buf folder = {0}, line = {0};
+    bool known = options_state_folder(r->options, &folder, NULL) == RC_OK;
+    struct run_report report = {.jobs = r->set.n_entries, .done = r->done, .failed = r->failed, .end = end,
+                                .exit_status = status, .tokens = r->tokens, .cached_tokens = r->cached_tokens,
+                                .rank_restarts = r->rank_restarts, .wall_us = clock_now_us() - r->start_us,
+                                .archive = r->options->out, .state = known ? folder.data : NULL, .error = e};
+    if (run_report_json(&report, &line)) {
+        fwrite(line.data, 1, line.len, stdout);
+    } else {
+        log_line(LOG_ERROR, "no memory for the summary");
+        status = EXIT_INTERNAL;
+    }
+    buf_free(&folder);
+    buf_free(&line);
+    return status;
+}
+
 static void close_all(struct run *r)
 {
     for (size_t i = 0; i < r->n_pending; i++) free_held(r->held[i]);
@@ -403,30 +436,35 @@ static void close_all(struct run *r)
     job_set_free(&r->set);
 }
 
+static enum rc run_all(struct run *r, struct dispatch_result *d, struct err *e)
+{
+    enum rc rc = open_all(r, e);
+    if (rc == RC_OK) rc = plan(r, e);
+    if (rc == RC_OK) rc = run_pending(r, d, e);
+    return finish(r, rc, d, e);
+}
+
 int cmd_run(const struct options *o)
 {
-    struct run r = {.options = o};
+    struct run r = {.options = o, .start_us = clock_now_us()};
     struct err e = {0};
     struct dispatch_result d = {.end = DISPATCH_DONE};
     char line[sizeof e.text + 400];
     if (o->quiet) log_set(LOG_WARN, "");
     enum rc rc = find_deadline(&r, &e);
-    if (rc == RC_RETRY) {
-        log_line(LOG_INFO, "%s", e.text);
-        return e.exit_status;
-    }
-    if (rc == RC_OK) rc = open_all(&r, &e);
-    if (rc == RC_OK) rc = plan(&r, &e);
-    if (rc == RC_OK) rc = run_pending(&r, &d, &e);
-    rc = finish(&r, rc, &d, &e);
+    bool outside = rc == RC_RETRY;
+    if (rc == RC_OK) rc = run_all(&r, &d, &e);
     int status = rc == RC_OK ? exit_status_of(&r, &d) : e.exit_status ? e.exit_status : EXIT_INTERNAL;
-    if (rc != RC_OK) {
-        progress_hide(&r.progress);
+    progress_hide(&r.progress);
+    if (outside) {
+        log_line(LOG_INFO, "%s", e.text);
+    } else if (rc != RC_OK) {
         log_line(LOG_ERROR, "%s", err_format(&e, line, sizeof line));
     } else {
         progress_update(&r.progress, r.done, r.failed, r.tokens);
         progress_finish(&r.progress, note_of(&r, &d, line, sizeof line), o->out);
     }
+    if (o->json) status = print_summary(&r, end_of(rc, outside, &d), status, &e);
     close_all(&r);
     return status;
 }

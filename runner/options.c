@@ -142,7 +142,7 @@ static const struct option_row rows[] = {
      "Record hashes of the hidden state and the logits of every generated token."},
     {"quiet", NULL, OPTION_FLAG, AT(quiet), 0, 0, NULL, NULL, " run check export bench ",
      "No progress and no final line; warnings and errors stay."},
-    {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " status bench cache ", "One JSON object on stdout."},
+    {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " run status bench cache ", "One JSON object on stdout; run: at its end."},
     {"show", NULL, OPTION_FLAG, AT(show), 0, 0, NULL, NULL, " tokenize ", "Each token's piece of text beside its id."},
     {"prompt", "TOKENS", OPTION_INT64, AT(bench_prompt), 1, 1 << 24, NULL, "512", " bench ", "Tokens of each prompt."},
     {"tokens", "TOKENS", OPTION_INT64, AT(bench_tokens), 1, 1 << 24, NULL, "128", " bench ",
