@@ -11,7 +11,7 @@ int cmd_export(const struct options *o)
     struct state_counts counts;
     char text[1100];
     enum rc rc = options_state_folder(o, &folder, &e);
-    if (rc == RC_OK) rc = state_open(folder.data, STATE_READ, &s, &e);
+    if (rc == RC_OK) rc = state_open(folder.data, options_state_mode(o, STATE_READ), &s, &e);
     if (rc == RC_OK) rc = export_archive(s, o->out, o->force, o->final, &e);
     if (rc == RC_OK && !o->quiet && state_count(s, &counts, NULL) == RC_OK)
         log_line(LOG_INFO, "%s: %zu done, %zu failed, %zu %s", o->out, counts.done, counts.failed, counts.pending,

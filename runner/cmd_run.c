@@ -272,7 +272,7 @@ static enum rc open_all(struct run *r, struct err *e)
         log_line(LOG_WARN, "the weights of %s are made up: answers are noise", o->model);
     if (rc == RC_OK) rc = rank_identity(o, 0, &r->identity, e);
     if (rc == RC_OK) rc = options_state_folder(o, &folder, e);
-    if (rc == RC_OK) rc = state_open(folder.data, STATE_WRITE, &r->state, e);
+    if (rc == RC_OK) rc = state_open(folder.data, options_state_mode(o, STATE_WRITE), &r->state, e);
     if (rc == RC_OK && !buf_printf(&r->checkpoints, "%s/checkpoints", folder.data)) rc = err_no_memory(e);
     if (rc == RC_OK) rc = state_bind_identity(r->state, r->identity.data, e);
     if (rc == RC_OK) rc = job_set_register(&r->set, r->state, r->identity.data, e);

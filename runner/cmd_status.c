@@ -75,10 +75,10 @@ static enum rc state_figures(struct state *s, struct figures *f, struct err *e)
     return rc;
 }
 
-static enum rc from_state(const char *folder, struct figures *f, struct err *e)
+static enum rc from_state(const char *folder, const struct options *o, struct figures *f, struct err *e)
 {
     struct state *s = NULL;
-    enum rc rc = state_open(folder, STATE_READ, &s, e);
+    enum rc rc = state_open(folder, options_state_mode(o, STATE_READ), &s, e);
     if (rc == RC_OK) rc = state_figures(s, f, e);
     state_close(s);
     return rc;
@@ -127,13 +127,14 @@ static enum rc from_archive(const char *path, struct figures *f, struct err *e)
     return rc;
 }
 
-static enum rc collect(const char *path, struct figures *f, struct err *e)
+static enum rc collect(const struct options *o, struct figures *f, struct err *e)
 {
+    const char *path = o->files[0];
     const struct options beside = {.out = path};
     struct buf folder = {0};
-    if (is_state(path)) return from_state(path, f, e);
+    if (is_state(path)) return from_state(path, o, f, e);
     enum rc rc = options_state_folder(&beside, &folder, e);
-    if (rc == RC_OK) rc = is_state(folder.data) ? from_state(folder.data, f, e) : from_archive(path, f, e);
+    if (rc == RC_OK) rc = is_state(folder.data) ? from_state(folder.data, o, f, e) : from_archive(path, f, e);
     buf_free(&folder);
     return rc;
 }
@@ -161,7 +162,7 @@ int cmd_status(const struct options *o)
     struct err e = {0};
     struct figures f = {0};
     char text[1100];
-    if (collect(o->files[0], &f, &e) != RC_OK) {
+    if (collect(o, &f, &e) != RC_OK) {
         log_line(LOG_ERROR, "%s", err_format(&e, text, sizeof text));
         return e.exit_status ? e.exit_status : EXIT_INTERNAL;
     }

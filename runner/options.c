@@ -56,6 +56,8 @@ static const struct option_row rows[] = {
      "folder."},
     {"state", "DIR", OPTION_TEXT, AT(state), 0, 0, NULL, "OUT.state", " run export ",
      "Durable state: finished results and what else a second run needs to continue. Must lie on a local disk."},
+    {"state-on-network", NULL, OPTION_FLAG, AT(state_on_network), 0, 0, NULL, NULL, " run status export ",
+     "Accept a state on a network file system, where its locks may not work: no other machine may use it."},
     {"root", "DIR", OPTION_TEXT, AT(root), 0, 0, NULL, "the job file's folder", " run check ",
      "Documents are opened beneath this folder and nowhere else."},
     {"on-bad-line", "WHAT", OPTION_SWITCH, AT(skip_bad_lines), 0, 0, "fail|skip", "fail", " run check ",
@@ -488,6 +490,11 @@ enum rc options_state_folder(const struct options *o, struct buf *out, struct er
         buf_append_str(out, ".state");
     }
     return out->failed ? err_no_memory(e) : RC_OK;
+}
+
+enum state_mode options_state_mode(const struct options *o, enum state_mode mode)
+{
+    return o->state_on_network ? mode | STATE_ON_NETWORK : mode;
 }
 
 /* ---- help ---- */

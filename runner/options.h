@@ -6,6 +6,7 @@
 #include "chat_template.h"
 #include "deadline.h"
 #include "engine.h"
+#include "state.h"
 
 enum { OPTIONS_MAX_FILES = 256 };
 
@@ -15,6 +16,7 @@ struct options {
     const char *model;
     const char *out;
     const char *state;        /* NULL: OUT.state */
+    bool state_on_network;    /* --state-on-network */
     const char *root;         /* NULL: the job file's folder */
     const char *backend;      /* "auto", "cpu", "cuda" */
     const char *gpus;         /* "0,1": one for each rank of each group; NULL: the first ones */
@@ -79,6 +81,8 @@ void options_print_help(const struct command *c); /* NULL: the whole program */
 void options_print_man(void);
 /* The state folder of a command: --state, or OUT.state. Appended to out. */
 enum rc options_state_folder(const struct options *o, struct buf *out, struct err *e);
+/* mode, with STATE_ON_NETWORK where the command line allows it. */
+enum state_mode options_state_mode(const struct options *o, enum state_mode mode);
 
 int cmd_check(const struct options *o);
 int cmd_run(const struct options *o);

@@ -1,4 +1,4 @@
-/* progress: a bar on a terminal, rare lines elsewhere.
+/* progress: a bar on a terminal, one line at the end elsewhere.
  *
  * All state is in the caller's struct. The rate is counted over windows of two seconds, so that it follows the load;
  * the time left comes from jobs a second since the start, because jobs, not tokens, are what remains. Every draw is
@@ -13,7 +13,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { DRAW_US = 200000, LOG_US = 30000000, WINDOW_US = 2000000, BAR_CELLS = 24 };
+enum { DRAW_US = 200000, WINDOW_US = 2000000, BAR_CELLS = 24 };
 
 static size_t finished(const struct progress *p) { return p->done + p->failed; }
 
@@ -78,7 +78,7 @@ void progress_start(struct progress *p, size_t total, size_t already_done, bool 
                            .start_us = now,
                            .last_us = now,
                            .rate_us = now};
-    if (already_done && already_done < total && !quiet)
+    if (already_done && already_done < total && p->terminal && !quiet)
         log_line(LOG_INFO, "%zu of %zu jobs are done already", already_done, total);
 }
 
@@ -100,16 +100,9 @@ void progress_update(struct progress *p, size_t done, size_t failed, uint64_t to
     p->failed = failed;
     p->tokens = tokens;
     rate_update(p, now);
-    if (p->quiet || now - p->last_us < (p->terminal ? DRAW_US : LOG_US)) return;
+    if (p->quiet || !p->terminal || now - p->last_us < DRAW_US) return;
     p->last_us = now;
-    if (p->terminal) {
-        draw(p, now);
-    } else {
-        char left[32];
-        left_text(p, now, left, sizeof left);
-        log_line(LOG_INFO, "%zu of %zu jobs, %zu failed, %.1f tok/s, %s left", finished(p), p->total, p->failed,
-                 p->tokens_per_s, left);
-    }
+    draw(p, now);
 }
 
 void progress_hide(struct progress *p)

@@ -1,8 +1,7 @@
 /* progress: what a person sees of a run, on stderr.
  *
  * On a terminal one line is redrawn at most five times a second: bar, done, failed, tokens a second, time left.
- * Elsewhere a plain log line comes at most every 30 seconds, so that short cron runs stay silent until their final
- * line. Quiet prints neither, and no final line. */
+ * Elsewhere nothing is written but the final line: cron mails whatever a run writes. Quiet writes nothing at all. */
 #ifndef TANDEM_PROGRESS_H
 #define TANDEM_PROGRESS_H
 

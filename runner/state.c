@@ -258,8 +258,8 @@ enum rc state_open_sized(const char *folder, enum state_mode mode, size_t map_by
     *out = NULL;
     struct state *s = calloc(1, sizeof *s);
     if (!s) return err_no_memory(e);
-    s->write = mode == STATE_WRITE;
-    enum rc rc = state_folder_open(folder, s->write, &s->folder, e);
+    s->write = (mode % STATE_ON_NETWORK) != STATE_READ;
+    enum rc rc = state_folder_open(folder, mode, &s->folder, e);
     bool complete = rc == RC_OK && s->folder.id[0];
     if (complete) rc = state_check(folder, e);
     if (rc == RC_OK) rc = environment_open(s, map_bytes ? map_bytes : default_map_bytes, e);

@@ -14,8 +14,10 @@ enum { STATE_KEY_BYTES = 32 };
 
 struct state;
 enum state_mode {
-    STATE_WRITE, /* creates the folder; exclusive lock, EXIT_RESUMABLE when another process holds it */
-    STATE_READ   /* must exist (EXIT_NO_INPUT); no lock, may run beside a writer */
+    STATE_WRITE,         /* creates the folder; exclusive lock, EXIT_RESUMABLE when another process holds it */
+    STATE_READ,          /* must exist (EXIT_NO_INPUT); no lock, may run beside a writer */
+    STATE_CHANGE,        /* as STATE_WRITE, of a state that exists (EXIT_NO_INPUT) */
+    STATE_ON_NETWORK = 4 /* added to one of these: a network file system is no reason to refuse (EXIT_CONFIG) */
 };
 enum rc state_open(const char *folder, enum state_mode mode, struct state **out, struct err *e);
 /* As state_open with the first size of the map, for tests of its growth; 0: the default. */

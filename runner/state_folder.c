@@ -42,8 +42,8 @@ static enum rc refuse_remote(int folder_fd, const char *folder, struct err *e)
     const char *remote = lmdb_remote_filesystem(folder_fd);
     if (remote)
         return err_set(e, RC_FAILED, EXIT_CONFIG, "remote_state",
-                       "%s lies on %s: a state must lie on a local disk (give "
-                       "--state)",
+                       "%s lies on %s: a state must lie on a local disk (give --state; --state-on-network when no other machine "
+                       "uses it)",
                        folder, remote);
     return RC_OK;
 }
@@ -132,15 +132,23 @@ static enum rc incomplete_aside(struct state_folder *f, struct err *e)
     return RC_OK;
 }
 
-static enum rc folder_look(struct state_folder *f, bool write, struct err *e)
+static enum rc no_state(const struct state_folder *f, struct err *e)
 {
+    return err_set(e, RC_BAD_INPUT, EXIT_NO_INPUT, "no_state", "there is no state in %s", f->path);
+}
+
+static enum rc folder_look(struct state_folder *f, enum state_mode mode, struct err *e)
+{
+    enum state_mode kind = mode % STATE_ON_NETWORK;
     bool there;
-    enum rc rc = refuse_remote(f->fd, f->path, e);
-    if (rc == RC_OK && write) rc = lock_take(f, e);
+    enum rc rc = mode & STATE_ON_NETWORK ? RC_OK : refuse_remote(f->fd, f->path, e);
+    /* A folder that is no state gets no lock file either. */
+    if (rc == RC_OK && kind == STATE_CHANGE && (rc = marker_read(f, e)) == RC_RETRY) return no_state(f, e);
+    if (rc == RC_OK && kind != STATE_READ) rc = lock_take(f, e);
     if (rc != RC_OK) return rc;
     rc = marker_read(f, e);
     if (rc == RC_RETRY) {
-        if (!write) return err_set(e, RC_BAD_INPUT, EXIT_NO_INPUT, "no_state", "there is no state in %s", f->path);
+        if (kind != STATE_WRITE) return no_state(f, e);
         rc = parent_fsync(f->path, e);
     }
     if (rc != RC_OK) return rc;
@@ -149,19 +157,20 @@ static enum rc folder_look(struct state_folder *f, bool write, struct err *e)
     return rc;
 }
 
-enum rc state_folder_open(const char *path, bool write, struct state_folder *out, struct err *e)
+enum rc state_folder_open(const char *path, enum state_mode mode, struct state_folder *out, struct err *e)
 {
+    bool make = (mode % STATE_ON_NETWORK) == STATE_WRITE;
     *out = (struct state_folder){.fd = -1, .lock_fd = -1};
-    enum rc rc = write ? folder_make(path, e) : RC_OK;
+    enum rc rc = make ? folder_make(path, e) : RC_OK;
     if (rc != RC_OK) return rc;
     out->path = strdup(path);
     if (!out->path) return err_no_memory(e);
     out->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (out->fd < 0)
-        rc = err_errno(e, RC_BAD_INPUT, write ? EXIT_NO_OUTPUT : EXIT_NO_INPUT, "no_state",
+        rc = err_errno(e, RC_BAD_INPUT, make ? EXIT_NO_OUTPUT : EXIT_NO_INPUT, "no_state",
                        "cannot open the state folder %s", path);
     else
-        rc = folder_look(out, write, e);
+        rc = folder_look(out, mode, e);
     if (rc != RC_OK) state_folder_close(out);
     return rc;
 }

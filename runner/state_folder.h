@@ -4,6 +4,7 @@
 #define TANDEM_STATE_FOLDER_H
 
 #include "base.h"
+#include "state.h"
 
 enum { STATE_ID_CHARS = 32 };
 
@@ -14,8 +15,8 @@ struct state_folder {
     char id[STATE_ID_CHARS + 1]; /* of the marker; "" while the state is not complete */
 };
 
-/* write: makes the folder, takes the lock. Errors as of state_open. Close in every case. */
-enum rc state_folder_open(const char *path, bool write, struct state_folder *out, struct err *e);
+/* Errors as of state_open. Close in every case. */
+enum rc state_folder_open(const char *path, enum state_mode mode, struct state_folder *out, struct err *e);
 /* The database is complete and its id is `id`: writes the marker durably. */
 enum rc state_folder_mark(struct state_folder *f, const char *id, struct err *e);
 void state_folder_close(struct state_folder *f);

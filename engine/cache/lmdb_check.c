@@ -18,7 +18,16 @@
 #include <unistd.h>
 
 /* Not in linux/magic.h of every kernel. */
-enum { CIFS_MAGIC = (int)0xFF534D42, SMB2_MAGIC = (int)0xFE534D42, SMB1_MAGIC = 0x517B, NINEP_MAGIC = 0x01021997 };
+enum {
+    CIFS_MAGIC = (int)0xFF534D42,
+    SMB2_MAGIC = (int)0xFE534D42,
+    SMB1_MAGIC = 0x517B,
+    NINEP_MAGIC = 0x01021997,
+    CEPH_MAGIC = 0x00C36400,
+    LUSTRE_MAGIC = 0x0BD00BD0,
+    GPFS_MAGIC = 0x47504653,
+    BEEGFS_MAGIC = 0x19830326
+};
 
 /* An exit status of its own for a child that has lost its parent: nobody reads it. */
 enum { CHILD_ORPHAN = 255 };
@@ -122,7 +131,8 @@ const char *lmdb_remote_filesystem(int folder_fd)
         int magic;
         const char *name;
     } remote[] = {
-        {NFS_SUPER_MAGIC, "NFS"}, {CIFS_MAGIC, "CIFS"}, {SMB2_MAGIC, "SMB"}, {SMB1_MAGIC, "SMB"}, {NINEP_MAGIC, "9p"}};
+        {NFS_SUPER_MAGIC, "NFS"}, {CIFS_MAGIC, "CIFS"}, {SMB2_MAGIC, "SMB"}, {SMB1_MAGIC, "SMB"}, {NINEP_MAGIC, "9p"},
+        {CEPH_MAGIC, "Ceph"}, {LUSTRE_MAGIC, "Lustre"}, {GPFS_MAGIC, "GPFS"}, {BEEGFS_MAGIC, "BeeGFS"}};
     for (size_t i = 0; i < sizeof remote / sizeof *remote; i++)
         if ((int)fs.f_type == remote[i].magic) return remote[i].name;
     return NULL;

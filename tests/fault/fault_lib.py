@@ -61,10 +61,10 @@ def check(condition, text):
 class Run:
     """One tandem process. Its standard error goes to a file, so that a full pipe never stops it."""
 
-    def __init__(self, command, log):
+    def __init__(self, command, log, **popen):
         self.log = pathlib.Path(log)
         with open(self.log, "wb") as f:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=f)
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=f, **popen)
         self.pid = self.process.pid
 
     def wait(self, timeout=300):
@@ -104,10 +104,10 @@ class Bench:
         self.count += 1
         return self.folder / f"out{self.count}"
 
-    def start(self, out, *options):
+    def start(self, out, *options, **popen):
         command = [self.args.tandem, "run", str(self.jobs), "--model", self.args.model, "--out", str(out), "--trace"]
         self.count += 1
-        return Run(command + self.extra + list(options), self.folder / f"log{self.count}")
+        return Run(command + self.extra + list(options), self.folder / f"log{self.count}", **popen)
 
     def finish(self, out, *options, expect=0, timeout=300):
         run = self.start(out, *options)

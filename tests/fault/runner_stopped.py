@@ -1,5 +1,6 @@
-"""TERM ends a run with 75 and an archive of what is done, a second one at once; the same command continues. A held lock is
-75 as well; ranks that cannot stay up are 69 with the state intact."""
+"""TERM, INT and HUP end a run with 75 and an archive of what is done, a second one at once; the same command continues. A rank
+that hangs does not hold up the end. A held lock is 75 as well; ranks that cannot stay up are 69 with the state intact."""
+import os
 import signal
 import time
 
@@ -53,6 +54,26 @@ def second_signal(bench):
     return out
 
 
+def stopped_beside_a_hung_rank(bench):
+    """TERM to the whole process group, as a terminal or a scheduler sends it, while a rank hangs: nothing can finish."""
+    out, grace = bench.fresh(), 1
+    run = bench.start(out, "--grace", str(grace), "--fault", "1:hang@12", process_group=0)
+    until = time.monotonic() + 60
+    while run.process.poll() is None and time.monotonic() < until:
+        before = bench.status(out)
+        time.sleep(1)
+        if before and before.get("attempts", 0) and bench.status(out) == before:
+            break
+    start = time.monotonic()
+    os.killpg(run.pid, signal.SIGTERM)
+    status = run.wait()
+    took = time.monotonic() - start
+    lib.check(status == 75, f"beside a hung rank: exit {status}:\n{run.stderr()}")
+    lib.check(took < grace + 2, f"beside a hung rank: took {took:.1f} s with a grace of {grace} s")
+    lib.no_leftovers(run.pid)
+    lib.whole(out)
+
+
 def locked(bench, out):
     first = bench.start(out)
     until = time.monotonic() + 60
@@ -79,6 +100,8 @@ def test(bench):
     bench.finish(reference)
     stopped_within_the_grace(bench, reference, signal.SIGTERM, 0)
     stopped_within_the_grace(bench, reference, signal.SIGINT, 1)
+    stopped_within_the_grace(bench, reference, signal.SIGHUP, 0)
+    stopped_beside_a_hung_rank(bench)
     out = second_signal(bench)
     locked(bench, out)
     lib.same(out, reference, "after a second signal and a lock")

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -102,6 +103,52 @@ static void register_some(struct state *s, int n)
     if (state_register(s, jobs, (size_t)n, digest, &e) != RC_OK) fail_msg("%s", e.text);
     free(ids);
     free(jobs);
+}
+
+/* What fstatfs says a folder lies on; 0: what is true. */
+static long played_filesystem;
+int __real_fstatfs(int fd, struct statfs *out);
+int __wrap_fstatfs(int fd, struct statfs *out);
+int __wrap_fstatfs(int fd, struct statfs *out)
+{
+    int failed = __real_fstatfs(fd, out);
+    if (played_filesystem) out->f_type = played_filesystem;
+    return failed;
+}
+
+static void test_network_is_refused_unless_allowed(void **ctx)
+{
+    struct place *p = *ctx;
+    static const long network[] = {0x6969, (long)0xFF534D42, (long)0xFE534D42, 0x01021997, 0x00c36400, 0x0BD00BD0, 0x47504653};
+    for (size_t i = 0; i < sizeof network / sizeof *network; i++) {
+        played_filesystem = network[i];
+        struct err e = open_bad(p->folder, STATE_WRITE);
+        assert_int_equal(e.exit_status, EXIT_CONFIG);
+        assert_string_equal(e.code, "remote_state");
+        assert_int_equal(open_bad(p->folder, STATE_READ).exit_status, EXIT_CONFIG);
+        assert_int_equal(open_bad(p->folder, STATE_CHANGE).exit_status, EXIT_CONFIG);
+    }
+    state_close(open_good(p->folder, STATE_WRITE | STATE_ON_NETWORK));
+    state_close(open_good(p->folder, STATE_READ | STATE_ON_NETWORK));
+    state_close(open_good(p->folder, STATE_CHANGE | STATE_ON_NETWORK));
+    played_filesystem = 0;
+}
+
+static void test_change_needs_a_state(void **ctx)
+{
+    struct place *p = *ctx;
+    assert_int_equal(open_bad(p->folder, STATE_CHANGE).exit_status, EXIT_NO_INPUT);
+    assert_int_not_equal(access(p->folder, F_OK), 0);
+    assert_int_equal(mkdir(p->folder, 0700), 0);
+    assert_int_equal(open_bad(p->folder, STATE_CHANGE).exit_status, EXIT_NO_INPUT);
+    assert_int_equal(rmdir(p->folder), 0); /* nothing was put into it */
+    struct state *s = open_good(p->folder, STATE_WRITE);
+    assert_int_equal(open_bad(p->folder, STATE_CHANGE).exit_status, EXIT_RESUMABLE);
+    state_close(s);
+    s = open_good(p->folder, STATE_CHANGE);
+    struct err e = {0};
+    if (put_text(s, 1, STATE_OUTPUT, "{}", &e) != RC_OK) fail_msg("%s", e.text);
+    state_close(s);
 }
 
 static void test_round_trip(void **ctx)
@@ -631,6 +678,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
         cmocka_unit_test_setup_teardown(test_modes_are_private, setup, teardown),
         cmocka_unit_test_setup_teardown(test_read_needs_a_state, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_change_needs_a_state, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_network_is_refused_unless_allowed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_parent_missing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lock, setup, teardown),
         cmocka_unit_test_setup_teardown(test_identity, setup, teardown),
