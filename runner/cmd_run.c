@@ -30,6 +30,7 @@
 #include "prompt.h"
 #include "rank_main.h"
 #include "run_report.h"
+#include "run_status.h"
 #include "state.h"
 
 /* A job whose request is with a group. */
@@ -236,11 +237,28 @@ static enum rc source_settle(void *ctx, size_t i, const struct dispatch_outcome 
     return store_fault(r, r->pending[i], &fault, &t, e);
 }
 
-static void source_turn(void *ctx, uint64_t tokens)
+static const char *job_name(const void *ctx, size_t i)
+{
+    const struct run *r = ctx;
+    return r->set.entries[r->pending[i]].custom_id;
+}
+
+/* Who asks is told, also by a quiet run. */
+static void answer_status(struct run *r, const struct dispatch_view *v)
+{
+    struct buf text = {0};
+    progress_hide(&r->progress);
+    run_status_text(&r->progress, v, job_name, r, &text);
+    if (!text.failed) fd_write_all(STDERR_FILENO, text.data, text.len);
+    buf_free(&text);
+}
+
+static void source_turn(void *ctx, const struct dispatch_view *v)
 {
     struct run *r = ctx;
-    r->tokens = tokens;
-    progress_update(&r->progress, r->done, r->failed, tokens);
+    r->tokens = v->tokens;
+    progress_update(&r->progress, r->done, r->failed, v->tokens);
+    if (v->asked) answer_status(r, v);
 }
 
 static void source_before_log(void *ctx) { progress_hide(&((struct run *)ctx)->progress); }
@@ -312,11 +330,22 @@ static enum rc plan(struct run *r, struct err *e)
 
 static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
 
-/* Signals that end a run, blocked and readable; those set to be ignored are left alone. -1 with errno on failure. */
+/* From here on SIGUSR1 waits until there is something to tell. */
+static void hold_status_signal(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+}
+
+/* Signals that end a run and the one that asks, blocked and readable; those set to be ignored before main are left alone. -1
+ * with errno on failure. */
 static int open_signals(void)
 {
     sigset_t set;
     sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
         struct sigaction now;
         if (!sigaction(stops[i], NULL, &now) && now.sa_handler != SIG_IGN) sigaddset(&set, stops[i]);
@@ -450,6 +479,7 @@ int cmd_run(const struct options *o)
     struct err e = {0};
     struct dispatch_result d = {.end = DISPATCH_DONE};
     char line[sizeof e.text + 400];
+    hold_status_signal();
     if (o->quiet) log_set(LOG_WARN, "");
     enum rc rc = find_deadline(&r, &e);
     bool outside = rc == RC_RETRY;

@@ -66,12 +66,13 @@ struct dispatch {
     struct job *jobs;
     struct lane *lanes;
     struct pollfd *fds;
+    struct dispatch_group_view *groups; /* of a view */
     int n_lanes, signal_fd;
     size_t first_waiting; /* no job before it waits, suspects left out */
     size_t settled, left, suspects_waiting;
     bool left_one; /* in this turn: do not wait, the next one may be in time */
     struct pace pace;
-    bool stopping, out_of_time; /* the latter: because the end has come */
+    bool asked, stopping, out_of_time; /* the latter: because the end has come */
     int64_t stop_by_us, signalled_us;
     enum dispatch_end end;
     int exit_status;
@@ -453,6 +454,10 @@ static void take_signal(struct dispatch *d)
 {
     struct signalfd_siginfo info;
     if (read(d->signal_fd, &info, sizeof info) != (ssize_t)sizeof info) return;
+    if (info.ssi_signo == SIGUSR1) {
+        d->asked = true;
+        return;
+    }
     if (d->signalled_us) {
         sigset_t this;
         if (clock_now_us() - d->signalled_us < TOGETHER_US) return;
@@ -521,6 +526,25 @@ static uint64_t tokens_so_far(const struct dispatch *d)
     return tokens;
 }
 
+static void show(struct dispatch *d)
+{
+    struct dispatch_view v = {.asked = d->asked, .tokens = tokens_so_far(d), .groups = d->groups, .n_groups = d->n_lanes};
+    int64_t now = clock_now_us();
+    if (!d->source->turn) return;
+    for (int k = 0; k < d->n_lanes; k++) {
+        const struct lane *l = &d->lanes[k];
+        d->groups[k] = (struct dispatch_group_view){group_state_of(l->group), group_restarts(l->group), l->n_in_flight};
+        v.restarts += d->groups[k].restarts;
+        v.in_flight += l->n_in_flight;
+        for (int q = 0; q < l->n_in_flight && v.n_jobs < DISPATCH_VIEW_JOBS; q++) {
+            int64_t started_us = d->jobs[l->in_flight[q]].started_us;
+            v.jobs[v.n_jobs++] = (struct dispatch_job_view){l->in_flight[q], k, started_us ? now - started_us : -1};
+        }
+    }
+    d->asked = false;
+    d->source->turn(d->source->ctx, &v);
+}
+
 static enum rc drive(struct dispatch *d, struct err *e)
 {
     for (;;) {
@@ -528,7 +552,7 @@ static enum rc drive(struct dispatch *d, struct err *e)
             enum rc rc = feed(d, &d->lanes[k], e);
             if (rc != RC_OK) return rc;
         }
-        if (d->source->turn) d->source->turn(d->source->ctx, tokens_so_far(d));
+        show(d);
         if (has_ended(d)) return RC_OK;
         wait_for_something(d);
         for (int k = 0; k < d->n_lanes; k++) {
@@ -585,8 +609,9 @@ enum rc dispatch_run(const struct options *o, const char *identity, const struct
     *out = (struct dispatch_result){.end = DISPATCH_DONE};
     d.jobs = calloc(source->n ? source->n : 1, sizeof *d.jobs);
     d.lanes = calloc(groups, sizeof *d.lanes);
+    d.groups = calloc(groups, sizeof *d.groups);
     d.fds = calloc(groups * MAX_RANKS + 1, sizeof *d.fds);
-    if (!d.jobs || !d.lanes || !d.fds) {
+    if (!d.jobs || !d.lanes || !d.groups || !d.fds) {
         err_no_memory(e);
         goto out;
     }
@@ -604,6 +629,7 @@ enum rc dispatch_run(const struct options *o, const char *identity, const struct
 out:
     free(d.jobs);
     free(d.lanes);
+    free(d.groups);
     free(d.fds);
     return rc;
 }

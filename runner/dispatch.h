@@ -21,6 +21,29 @@ struct dispatch_outcome {
     int group;
 };
 
+/* How things stand, for people's eyes. */
+enum { DISPATCH_VIEW_JOBS = 32 };
+struct dispatch_group_view {
+    enum group_state state;
+    int64_t restarts;
+    int in_flight;
+};
+struct dispatch_job_view {
+    size_t job;
+    int group;
+    int64_t running_us; /* since its first row; -1: its group has not come to it */
+};
+struct dispatch_view {
+    bool asked;      /* SIGUSR1 asks for it to be shown */
+    uint64_t tokens; /* sampled so far in this run by all groups */
+    int64_t restarts;
+    int in_flight;
+    const struct dispatch_group_view *groups;
+    int n_groups;
+    struct dispatch_job_view jobs[DISPATCH_VIEW_JOBS]; /* of those in flight, by group, the longest there first */
+    int n_jobs;
+};
+
 struct dispatch_source {
     void *ctx;
     size_t n;
@@ -34,8 +57,8 @@ struct dispatch_source {
     enum rc (*commit)(void *ctx, size_t i, const struct state_attempts *a, struct err *e);
     /* Settles job i durably. */
     enum rc (*settle)(void *ctx, size_t i, const struct dispatch_outcome *o, struct err *e);
-    /* Called at every turn, for a person's eyes: tokens sampled so far in this run by all groups. May be NULL. */
-    void (*turn)(void *ctx, uint64_t tokens);
+    /* Called at every turn. May be NULL. */
+    void (*turn)(void *ctx, const struct dispatch_view *v);
     /* Called before a log line is written (a progress bar makes room). May be NULL. */
     void (*before_log)(void *ctx);
 };
@@ -54,9 +77,9 @@ struct dispatch_result {
 };
 
 /* Starts o->groups groups, runs all jobs, closes the groups; after end_us it starts nothing. Where ranks make checkpoints, stopping is
- * saving what runs, within o->grace_s; where not, running jobs may finish: within the grace after a signal, until end_us. signal_fd: a signalfd whose first
- * readable signal means stop within o->grace_s (one that comes later than half a second after it ends the process); -1: none. On
- * an error of the source the groups are killed and the error is returned. */
+ * saving what runs, within o->grace_s; where not, running jobs may finish: within the grace after a signal, until end_us. signal_fd: a
+ * signalfd; SIGUSR1 asks for a view, the first other signal means stop within o->grace_s (one that comes later than half a second
+ * after it ends the process); -1: none. On an error of the source the groups are killed and the error is returned. */
 enum rc dispatch_run(const struct options *o, const char *identity, const struct dispatch_source *source, int signal_fd,
                      struct dispatch_result *out, struct err *e);
 

@@ -1,7 +1,8 @@
 /* main: the command line's front door. Picks a verb from the table, parses its options, returns its exit status.
  *
  * `tandem rank` is hidden: the runner starts it with a command line of its own. Files are private (umask 077): state
- * and archives hold prompts and answers. A closed pipe is a failed write, never a signal. */
+ * and archives hold prompts and answers. A closed pipe is a failed write, never a signal; SIGUSR1 asks a run how far it is
+ * and ends no command. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -93,6 +94,7 @@ int main(int argc, char **argv)
 {
     umask(077);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);
     if (argc > 1 && !strcmp(argv[1], "rank")) return rank_main(argc, argv);
     return flushed(run_command(argc, argv));
 }

@@ -641,5 +641,5 @@ void options_print_man(void)
         roff_line("", exit_table[i].meaning);
     }
     puts(".SH SIGNALS\nThe first TERM or INT stops early with 75 and loses no finished answer; the second stops at "
-         "once.");
+         "once.\nUSR1 makes a run say on standard error how far it is.");
 }

@@ -17,7 +17,7 @@ enum { DRAW_US = 200000, WINDOW_US = 2000000, BAR_CELLS = 24 };
 
 static size_t finished(const struct progress *p) { return p->done + p->failed; }
 
-static void duration_text(double seconds, char *out, size_t out_bytes)
+void progress_duration_text(double seconds, char *out, size_t out_bytes)
 {
     int64_t s = (int64_t)(seconds + 0.5);
     if (s >= 3600)
@@ -34,7 +34,7 @@ static void left_text(const struct progress *p, int64_t now_us, char *out, size_
     snprintf(out, out_bytes, "-");
     if (!now_done || finished(p) > p->total || now_us <= p->start_us) return;
     double per_job_s = (double)(now_us - p->start_us) / 1e6 / (double)now_done;
-    duration_text(per_job_s * (double)(p->total - finished(p)), out, out_bytes);
+    progress_duration_text(per_job_s * (double)(p->total - finished(p)), out, out_bytes);
 }
 
 void progress_text(const struct progress *p, int64_t now_us, char *out, size_t out_bytes)
@@ -49,6 +49,17 @@ void progress_text(const struct progress *p, int64_t now_us, char *out, size_t o
     snprintf(out, out_bytes, "[%s] %zu/%zu  %zu failed  %.1f tok/s  %s left", bar, finished(p), p->total, p->failed,
              p->tokens_per_s, left);
     if (p->columns > 1 && strlen(out) >= (size_t)p->columns) out[p->columns - 1] = '\0';
+}
+
+void progress_status_text(const struct progress *p, int64_t now_us, size_t in_flight, char *out, size_t out_bytes)
+{
+    char took[32], left[32];
+    double seconds = (double)(now_us - p->start_us) / 1e6;
+    progress_duration_text(seconds, took, sizeof took);
+    left_text(p, now_us, left, sizeof left);
+    size_t pending = p->total > finished(p) ? p->total - finished(p) : 0;
+    snprintf(out, out_bytes, "%zu jobs: %zu done, %zu failed, %zu pending, %zu of them in flight; %s, %.1f tok/s, %s left", p->total,
+             p->done, p->failed, pending, in_flight, took, seconds > 0 ? (double)p->tokens / seconds : 0.0, left);
 }
 
 static int terminal_columns(void)
@@ -119,7 +130,7 @@ void progress_finish(struct progress *p, const char *note, const char *out_path)
     if (p->quiet) return;
     char took[32];
     double seconds = (double)(clock_now_us() - p->start_us) / 1e6;
-    duration_text(seconds, took, sizeof took);
+    progress_duration_text(seconds, took, sizeof took);
     size_t pending = p->total > finished(p) ? p->total - finished(p) : 0;
     log_line(LOG_INFO, "%s%s%zu jobs: %zu done, %zu failed, %zu pending; %" PRIu64 " tokens in %s (%.1f tok/s); %s", note,
              *note ? ": " : "", p->total, p->done, p->failed, pending, p->tokens, took,

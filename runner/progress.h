@@ -30,6 +30,10 @@ void progress_hide(struct progress *p);
  * an early end. */
 void progress_finish(struct progress *p, const char *note, const char *out_path);
 
+/* How a run stands, without control characters: finished, pending and in flight, time, rate since the start, time left. */
+void progress_status_text(const struct progress *p, int64_t now_us, size_t in_flight, char *out, size_t out_bytes);
+/* "12s", "3m05s", "2h07m". */
+void progress_duration_text(double seconds, char *out, size_t out_bytes);
 /* The bar's text for given numbers, without control characters; at most columns wide. For progress.c and its test. */
 void progress_text(const struct progress *p, int64_t now_us, char *out, size_t out_bytes);
 

@@ -55,6 +55,10 @@ struct world {
     bool frozen;                /* groups answer nothing */
     size_t fail_settle;         /* 1 + the job whose settling fails */
     int raise_at;               /* raise SIGTERM at this submission, 1-based */
+    int ask_at;                 /* the same with SIGUSR1; with the two equal, it is asked while stopping */
+    int asked;
+    struct dispatch_view seen;  /* when asked last */
+    struct dispatch_group_view seen_groups[MAX_GROUPS];
     size_t lonely;              /* 1 + a job that must never have company */
     int slow[MAX_JOBS];         /* pumps that this job takes beyond one */
     bool stranger;              /* answer to a request that was never sent, once */
@@ -112,6 +116,7 @@ enum rc group_submit(struct group *g, const struct engine_request *r, struct err
     g->ids[g->n++] = r->id;
     if (g->n > world->most_in_flight) world->most_in_flight = g->n;
     if (world->raise_at && (int)world->n_order == world->raise_at) raise(SIGTERM);
+    if (world->ask_at && (int)world->n_order == world->ask_at) raise(SIGUSR1);
     return RC_OK;
 }
 
@@ -260,6 +265,15 @@ static enum rc settle(void *ctx, size_t i, const struct dispatch_outcome *o, str
     return RC_OK;
 }
 
+static void turn(void *ctx, const struct dispatch_view *v)
+{
+    struct world *w = ctx;
+    if (!v->asked) return;
+    w->asked++;
+    w->seen = *v;
+    memcpy(w->seen_groups, v->groups, (size_t)v->n_groups * sizeof *v->groups);
+}
+
 static struct world new_world(size_t n)
 {
     struct world w = {.n = n, .options = {.ranks = 2, .groups = 1, .active = 4, .restarts = 5, .job_failures = 3,
@@ -270,7 +284,7 @@ static struct world new_world(size_t n)
 static enum rc run(struct world *w, int signal_fd, struct dispatch_result *r, struct err *e)
 {
     struct dispatch_source s = {.ctx = w, .n = w->n, .end_us = w->end_us ? w->end_us : INT64_MAX, .build = build,
-                                .release = release, .attempts = attempts, .commit = commit, .settle = settle};
+                                .release = release, .attempts = attempts, .commit = commit, .settle = settle, .turn = turn};
     world = w;
     enum rc rc = dispatch_run(&w->options, "identity", &s, signal_fd, r, e);
     assert_int_equal(w->opened, w->closed);
@@ -466,6 +480,7 @@ static int open_signals(void)
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
     sigprocmask(SIG_BLOCK, &set, NULL);
     int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     assert_true(fd >= 0);
@@ -558,6 +573,68 @@ static void getting_further_clears_failures(void **state)
     run_to_the_end(&w);
     assert_int_equal(w.outcome[0], 'd');
     assert_int_equal(w.outcome[1], 'k');
+}
+
+/* Group 1 dies of job 1 first; jobs that take long are with the groups when somebody asks. */
+static void a_question_is_answered_once(void **state)
+{
+    (void)state;
+    struct world w = new_world(40);
+    struct dispatch_result r;
+    int fd = open_signals();
+    w.options.groups = 2;
+    for (size_t i = 0; i < 40; i++) w.slow[i] = 3;
+    w.deadly[7] = 1;
+    w.ask_at = 30;
+    assert_int_equal(run(&w, fd, &r, NULL), RC_OK);
+    close(fd);
+    assert_int_equal(r.end, DISPATCH_DONE);
+    assert_int_equal(w.asked, 1);
+    assert_int_equal(w.seen.n_groups, 2);
+    assert_int_equal(w.seen.restarts, 1);
+    assert_int_equal(w.seen_groups[0].restarts + w.seen_groups[1].restarts, 1);
+    assert_int_equal(w.seen.in_flight, w.seen_groups[0].in_flight + w.seen_groups[1].in_flight);
+    assert_int_equal(w.seen.n_jobs, w.seen.in_flight);
+    assert_true(w.seen.n_jobs > 6);
+    int running = 0;
+    for (int i = 0; i < w.seen.n_jobs; i++) {
+        const struct dispatch_job_view *j = &w.seen.jobs[i];
+        assert_true(j->job < 40 && j->group < 2);
+        assert_int_equal(j->group, w.group_of[j->job]);
+        running += j->running_us >= 0;
+    }
+    assert_true(running >= 1 && running <= 2); /* a played group computes one job at a time */
+}
+
+static void a_question_while_stopping(void **state)
+{
+    (void)state;
+    struct world w = new_world(40);
+    struct dispatch_result r;
+    int fd = open_signals();
+    for (size_t i = 0; i < 40; i++) w.slow[i] = 3;
+    w.raise_at = w.ask_at = 10;
+    assert_int_equal(run(&w, fd, &r, NULL), RC_OK);
+    close(fd);
+    assert_int_equal(r.end, DISPATCH_STOPPED);
+    assert_int_equal(w.asked, 1);
+}
+
+static void a_view_of_many_is_bounded(void **state)
+{
+    (void)state;
+    struct world w = new_world(64);
+    struct dispatch_result r;
+    int fd = open_signals();
+    w.options.groups = 3;
+    w.options.active = 12;
+    for (size_t i = 0; i < 64; i++) w.slow[i] = 3;
+    w.ask_at = 42;
+    assert_int_equal(run(&w, fd, &r, NULL), RC_OK);
+    close(fd);
+    assert_int_equal(w.asked, 1);
+    assert_int_equal(w.seen.in_flight, 42);
+    assert_int_equal(w.seen.n_jobs, DISPATCH_VIEW_JOBS);
 }
 
 static void the_grace_ends(void **state)
@@ -731,6 +808,9 @@ int main(void)
         cmocka_unit_test(all_groups_give_up),
         cmocka_unit_test(the_runner_died_before),
         cmocka_unit_test(a_signal_stops),
+        cmocka_unit_test(a_question_is_answered_once),
+        cmocka_unit_test(a_question_while_stopping),
+        cmocka_unit_test(a_view_of_many_is_bounded),
         cmocka_unit_test(the_grace_ends),
         cmocka_unit_test(the_end_was_before),
         cmocka_unit_test(the_end_is_far),
