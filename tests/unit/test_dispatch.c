@@ -55,7 +55,7 @@ struct world {
     bool frozen;                /* groups answer nothing */
     size_t fail_settle;         /* 1 + the job whose settling fails */
     int raise_at;               /* raise SIGTERM at this submission, 1-based */
-    int ask_at;                 /* the same with SIGUSR1; with the two equal, it is asked while stopping */
+    size_t ask_settle;          /* 1 + the job whose settling raises SIGUSR1 */
     int asked;
     struct dispatch_view seen;  /* when asked last */
     struct dispatch_group_view seen_groups[MAX_GROUPS];
@@ -116,7 +116,6 @@ enum rc group_submit(struct group *g, const struct engine_request *r, struct err
     g->ids[g->n++] = r->id;
     if (g->n > world->most_in_flight) world->most_in_flight = g->n;
     if (world->raise_at && (int)world->n_order == world->raise_at) raise(SIGTERM);
-    if (world->ask_at && (int)world->n_order == world->ask_at) raise(SIGUSR1);
     return RC_OK;
 }
 
@@ -257,6 +256,7 @@ static enum rc settle(void *ctx, size_t i, const struct dispatch_outcome *o, str
 {
     struct world *w = ctx;
     if (w->fail_settle == i + 1) return err_set(e, RC_FAILED, EXIT_IO, "disk_full", "disk full");
+    if (w->ask_settle == i + 1) raise(SIGUSR1);
     w->settled[i]++;
     w->outcome[i] = o->done ? 'd' : o->failed ? 'f' : o->timed_out_us ? 't' : 'k';
     w->at_end[i] = o->attempts;
@@ -585,7 +585,7 @@ static void a_question_is_answered_once(void **state)
     w.options.groups = 2;
     for (size_t i = 0; i < 40; i++) w.slow[i] = 3;
     w.deadly[7] = 1;
-    w.ask_at = 30;
+    w.ask_settle = 20;
     assert_int_equal(run(&w, fd, &r, NULL), RC_OK);
     close(fd);
     assert_int_equal(r.end, DISPATCH_DONE);
@@ -613,7 +613,8 @@ static void a_question_while_stopping(void **state)
     struct dispatch_result r;
     int fd = open_signals();
     for (size_t i = 0; i < 40; i++) w.slow[i] = 3;
-    w.raise_at = w.ask_at = 10;
+    w.raise_at = 10;
+    w.ask_settle = 8; /* in flight when the signal came */
     assert_int_equal(run(&w, fd, &r, NULL), RC_OK);
     close(fd);
     assert_int_equal(r.end, DISPATCH_STOPPED);
@@ -629,7 +630,7 @@ static void a_view_of_many_is_bounded(void **state)
     w.options.groups = 3;
     w.options.active = 12;
     for (size_t i = 0; i < 64; i++) w.slow[i] = 3;
-    w.ask_at = 42;
+    w.ask_settle = 1;
     assert_int_equal(run(&w, fd, &r, NULL), RC_OK);
     close(fd);
     assert_int_equal(w.asked, 1);
