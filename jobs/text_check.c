@@ -5,6 +5,8 @@
  * between characters. jobs/ may not include engine/text, hence a check of its own. */
 #include "text_check.h"
 
+#include <string.h>
+
 #include <utf8proc.h>
 
 /* Bytes of the character at bytes[0]; 0 when there is no well-formed one. */
@@ -49,4 +51,19 @@ size_t text_cut(const char *bytes, size_t len)
         return back >= whole ? len : len - back;
     }
     return len;
+}
+
+bool text_append_printable(struct buf *out, const char *text, size_t most)
+{
+    size_t len = strlen(text);
+    bool cut = len > most;
+    if (cut) len = text_cut(text, most);
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)text[i], next = (unsigned char)text[i + 1];
+        bool c1 = c == 0xC2 && next >= 0x80 && next <= 0x9F; /* U+0080 to U+009F */
+        buf_append(out, c < 0x20 || c == 0x7F || c1 ? "?" : text + i, 1);
+        i += c1;
+    }
+    if (cut) buf_append_str(out, "...");
+    return !out->failed;
 }

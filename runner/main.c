@@ -22,6 +22,8 @@ const struct command command_table[] = {
     {"status", "OUT|DIR [--json]", "Counts of an archive or a state folder: done, failed, pending, tokens, attempts.",
      cmd_status, false},
     {"export", "--out OUT [--state DIR]", "Writes an archive of what a state holds now.", cmd_export, false},
+    {"retry-failed", "--out OUT|--state DIR [--code CODE] [--status N] [--dry-run]",
+     "Takes error records out of a state, so that the next run computes their jobs again.", cmd_retry_failed, false},
     {"model", "M", "What a model file holds, and what each rank will hold of it.", cmd_model, false},
     {"tokenize", "M < TEXT", "Token ids of standard input.", cmd_tokenize, false},
     {"shard", "M --ranks N --out DIR [--verify]",

@@ -51,12 +51,12 @@ static const struct option_row rows[] = {
     {"model", "M", OPTION_TEXT, AT(model), 0, 0, NULL, NULL, " run check bench ",
      "The model: a GGUF file, a folder with config.json and safetensors, or a folder made by shard. synth:NAME has made-up "
      "weights, for measuring. check uses its tokenizer only."},
-    {"out", "OUT", OPTION_TEXT, AT(out), 0, 0, NULL, NULL, " run export shard ",
+    {"out", "OUT", OPTION_TEXT, AT(out), 0, 0, NULL, NULL, " run export shard retry-failed ",
      "Where the records go. The suffix decides: .tar.zst, .tar.gz, .tar.xz, .tar, .zip; anything else is a folder. shard: the "
-     "folder."},
-    {"state", "DIR", OPTION_TEXT, AT(state), 0, 0, NULL, "OUT.state", " run export ",
+     "folder. retry-failed: whose state it is."},
+    {"state", "DIR", OPTION_TEXT, AT(state), 0, 0, NULL, "OUT.state", " run export retry-failed ",
      "Durable state: finished results and what else a second run needs to continue. Must lie on a local disk."},
-    {"state-on-network", NULL, OPTION_FLAG, AT(state_on_network), 0, 0, NULL, NULL, " run status export ",
+    {"state-on-network", NULL, OPTION_FLAG, AT(state_on_network), 0, 0, NULL, NULL, " run status export retry-failed ",
      "Accept a state on a network file system, where its locks may not work: no other machine may use it."},
     {"root", "DIR", OPTION_TEXT, AT(root), 0, 0, NULL, "the job file's folder", " run check ",
      "Documents are opened beneath this folder and nowhere else."},
@@ -142,9 +142,15 @@ static const struct option_row rows[] = {
      "A job that was running when ranks failed this often runs alone; as often again, and it becomes an error record."},
     {"trace", NULL, OPTION_FLAG, AT(trace), 0, 0, NULL, NULL, " run bench ",
      "Record hashes of the hidden state and the logits of every generated token."},
-    {"quiet", NULL, OPTION_FLAG, AT(quiet), 0, 0, NULL, NULL, " run check export bench ",
+    {"quiet", NULL, OPTION_FLAG, AT(quiet), 0, 0, NULL, NULL, " run check export retry-failed bench ",
      "No progress and no final line; warnings and errors stay."},
     {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " run status bench cache ", "One JSON object on stdout; run: at its end."},
+    {"code", "CODE", OPTION_TEXT, AT(retry_code), 0, 0, NULL, NULL, " retry-failed ",
+     "Only errors of this code, as engine_error or request_timeout."},
+    {"status", "N", OPTION_INT, AT(retry_status), 400, 599, NULL, NULL, " retry-failed ",
+     "Only errors of this status_code, as 500."},
+    {"dry-run", NULL, OPTION_FLAG, AT(dry_run), 0, 0, NULL, NULL, " retry-failed ",
+     "Change nothing: write status, code and custom_id of each to standard output. Needs no lock."},
     {"show", NULL, OPTION_FLAG, AT(show), 0, 0, NULL, NULL, " tokenize ", "Each token's piece of text beside its id."},
     {"prompt", "TOKENS", OPTION_INT64, AT(bench_prompt), 1, 1 << 24, NULL, "512", " bench ", "Tokens of each prompt."},
     {"tokens", "TOKENS", OPTION_INT64, AT(bench_tokens), 1, 1 << 24, NULL, "128", " bench ",
@@ -179,6 +185,7 @@ static const struct command_rule rules[] = {
     {"run", 1, OPTIONS_MAX_FILES, "job files", true, true},
     {"status", 1, 1, "one archive or state folder", false, false},
     {"export", 0, 0, "no file names", false, true},
+    {"retry-failed", 0, 0, "no file names", false, false},
     {"model", 1, 1, "one model file", false, false},
     {"tokenize", 1, 1, "one model file", false, false},
     {"shard", 1, 1, "one model", false, true},
@@ -431,6 +438,8 @@ static enum rc rules_check(const struct command *c, const struct command_rule *r
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "missing_option", "tandem %s needs --model", c->name);
     if (rule->out && !o->out)
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "missing_option", "tandem %s needs --out", c->name);
+    if (!strcmp(c->name, "retry-failed") && !o->out && !o->state)
+        return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "missing_option", "tandem %s needs --out or --state", c->name);
     if (!strcmp(c->name, "bench") && !word_in("decode|prefill|round|kernel|sum", o->files[0]))
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_argument", "tandem bench needs %s, not %s", rule->files, o->files[0]);
     if (!strcmp(c->name, "cache")) {

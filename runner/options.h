@@ -57,6 +57,9 @@ struct options {
     bool json;                /* status: machine-readable */
     bool show;                /* tokenize: pieces as well */
     struct fault fault;       /* --fault, test option */
+    bool dry_run;             /* retry-failed: list only */
+    const char *retry_code;   /* retry-failed: error code, NULL: any */
+    int retry_status;         /* retry-failed: status_code, 0: any */
     int64_t bench_prompt, bench_tokens, bench_sequences, bench_repeats;
     const char *bench_text;   /* "code", "zh"; NULL: random ids */
     const char *bench_as;     /* "0/2": this rank's share, alone; NULL: real ranks */
@@ -88,6 +91,7 @@ int cmd_check(const struct options *o);
 int cmd_run(const struct options *o);
 int cmd_status(const struct options *o);
 int cmd_export(const struct options *o);
+int cmd_retry_failed(const struct options *o);
 int cmd_model(const struct options *o);
 int cmd_tokenize(const struct options *o);
 int cmd_bench(const struct options *o);

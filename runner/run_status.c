@@ -1,10 +1,8 @@
-/* run_status: lines for a person who asks how far a run is.
- *
- * A custom_id is the job file's: control characters in it must not reach a terminal, and a long one is cut. */
+/* run_status: lines for a person who asks how far a run is. A custom_id is the job file's, and may hold
+ * anything. */
 #include "run_status.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #include "text_check.h"
 
@@ -22,20 +20,6 @@ static const char *group_word(enum group_state s)
     return "closed";
 }
 
-static void append_name(struct buf *out, const char *name)
-{
-    size_t len = strlen(name);
-    bool cut = len > NAME_BYTES;
-    if (cut) len = text_cut(name, NAME_BYTES);
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)name[i], next = (unsigned char)name[i + 1];
-        bool c1 = c == 0xC2 && next >= 0x80 && next <= 0x9F; /* U+0080 to U+009F */
-        buf_append(out, c < 0x20 || c == 0x7F || c1 ? "?" : name + i, 1);
-        i += c1;
-    }
-    if (cut) buf_append_str(out, "...");
-}
-
 void run_status_text(const struct progress *p, const struct dispatch_view *v, const char *(*name)(const void *ctx, size_t job),
                      const void *ctx, struct buf *out)
 {
@@ -49,7 +33,7 @@ void run_status_text(const struct progress *p, const struct dispatch_view *v, co
     for (int i = 0; i < shown; i++) {
         const struct dispatch_job_view *j = &v->jobs[i];
         buf_append_str(out, "tandem: ");
-        append_name(out, name(ctx, j->job));
+        text_append_printable(out, name(ctx, j->job), NAME_BYTES);
         if (j->running_us < 0) {
             buf_printf(out, ": waits in group %d\n", j->group);
             continue;

@@ -646,6 +646,29 @@ enum rc state_get_attempts(struct state *s, const unsigned char key[32], struct 
     return mdb ? lmdb_error(s, mdb, "attempts", e) : RC_OK;
 }
 
+struct forgotten {
+    const unsigned char *keys;
+    size_t n;
+};
+
+static int keys_forget(struct state *s, MDB_txn *txn, const void *ctx)
+{
+    const struct forgotten *f = ctx;
+    static const enum state_table tables[] = {STATE_RESULTS, STATE_ATTEMPTS};
+    for (size_t i = 0; i < 2 * f->n; i++) {
+        MDB_val k = {STATE_KEY_BYTES, (void *)(uintptr_t)(f->keys + i / 2 * STATE_KEY_BYTES)};
+        int mdb = mdb_del(txn, s->tables[tables[i % 2]], &k, NULL);
+        if (mdb && mdb != MDB_NOTFOUND) return mdb;
+    }
+    return 0;
+}
+
+enum rc state_forget(struct state *s, const unsigned char *keys, size_t n, struct err *e)
+{
+    struct forgotten f = {keys, n};
+    return change(s, keys_forget, &f, "forget results", e);
+}
+
 /* The kind alone: the whole value is checked, nothing copied. */
 static int result_kind(struct state *s, MDB_txn *txn, const unsigned char *key, enum state_result_kind *out)
 {

@@ -81,6 +81,9 @@ struct state_attempts {
 enum rc state_put_attempts(struct state *s, const unsigned char key[32], const struct state_attempts *a, struct err *e);
 enum rc state_get_attempts(struct state *s, const unsigned char key[32], struct state_attempts *out, struct err *e);
 
+/* Takes the results and attempts of n keys, one behind the other, out of the state: all or none. */
+enum rc state_forget(struct state *s, const unsigned char *keys, size_t n, struct err *e);
+
 struct state_counts {
     size_t jobs, done, failed, pending;
 };

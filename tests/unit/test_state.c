@@ -105,6 +105,39 @@ static void register_some(struct state *s, int n)
     free(jobs);
 }
 
+static void test_forgetting(void **ctx)
+{
+    struct place *p = *ctx;
+    struct err e = {0};
+    struct state *s = open_good(p->folder, STATE_WRITE);
+    unsigned char keys[3 * STATE_KEY_BYTES];
+    register_some(s, 4);
+    for (int i = 0; i < 4; i++) {
+        unsigned char key[32];
+        struct state_attempts a = {.attempts = 6, .failures = 6};
+        key_of(i, key);
+        assert_int_equal(state_put_attempts(s, key, &a, &e), RC_OK);
+        if (i != 2) assert_int_equal(put_text(s, i, i == 3 ? STATE_OUTPUT : STATE_ERROR, "{}", &e), RC_OK);
+        if (i < 3) memcpy(keys + i * STATE_KEY_BYTES, key, sizeof key);
+    }
+    if (state_forget(s, keys, 3, &e) != RC_OK) fail_msg("%s", e.text);
+    state_close(s);
+    s = open_good(p->folder, STATE_READ);
+    struct state_counts counts;
+    assert_int_equal(state_count(s, &counts, &e), RC_OK);
+    assert_true(counts.jobs == 4 && counts.pending == 3 && counts.done == 1 && counts.failed == 0);
+    for (int i = 0; i < 4; i++) {
+        unsigned char key[32];
+        struct state_attempts a;
+        key_of(i, key);
+        assert_int_equal(state_get_attempts(s, key, &a, &e), RC_OK);
+        assert_int_equal(a.attempts, i == 3 ? 6 : 0);
+        assert_int_equal(a.failures, 0);
+    }
+    assert_int_equal(state_forget(s, keys, 3, &e), RC_FAILED); /* open for reading */
+    state_close(s);
+}
+
 /* What fstatfs says a folder lies on; 0: what is true. */
 static long played_filesystem;
 int __real_fstatfs(int fd, struct statfs *out);
@@ -684,6 +717,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lock, setup, teardown),
         cmocka_unit_test_setup_teardown(test_identity, setup, teardown),
         cmocka_unit_test_setup_teardown(test_attempts_end_with_the_result, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_forgetting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pins, setup, teardown),
         cmocka_unit_test_setup_teardown(test_registering_the_same_writes_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_map_grows, setup, teardown),
