@@ -26,6 +26,7 @@
 #include "export.h"
 #include "job_result.h"
 #include "job_set.h"
+#include "metrics.h"
 #include "progress.h"
 #include "prompt.h"
 #include "rank_main.h"
@@ -47,7 +48,7 @@ struct run {
     struct job_set set;
     struct prompter *prompter;
     struct state *state;
-    struct buf identity;
+    struct buf identity, folder; /* folder: of the state */
     size_t *pending;        /* entries without a result, in order */
     size_t n_pending;
     struct held_job **held; /* by pending index; NULL: not with a group, nor the one after one */
@@ -55,8 +56,39 @@ struct run {
     size_t done, failed;    /* records of this registration, earlier runs included */
     uint64_t tokens;
     int64_t cached_tokens, rank_restarts; /* of this run */
-    int64_t start_us;
+    size_t in_flight;
+    int64_t start_us, started_s;
+    struct metrics metrics;
+    bool metrics_failed;
 };
+
+/* ---- figures ---- */
+
+static struct run_report report_of(const struct run *r)
+{
+    return (struct run_report){.jobs = r->set.n_entries, .done = r->done, .failed = r->failed, .in_flight = r->in_flight,
+                               .tokens = r->tokens, .cached_tokens = r->cached_tokens, .rank_restarts = r->rank_restarts,
+                               .wall_us = clock_now_us() - r->start_us, .started_s = r->started_s,
+                               .deadline_s = r->deadline.source ? r->deadline.at_s : 0, .archive = r->options->out,
+                               .state = r->folder.data};
+}
+
+/* Metrics that cannot be written are worth one warning, and no more. */
+static void metrics_warn(struct run *r, const struct err *e)
+{
+    char line[sizeof e->text + 400];
+    if (r->metrics_failed) return;
+    r->metrics_failed = true;
+    progress_hide(&r->progress);
+    log_line(LOG_WARN, "going on without metrics: %s", err_format(e, line, sizeof line));
+}
+
+static void tell_metrics(struct run *r)
+{
+    struct run_report report = report_of(r);
+    struct err e = {0};
+    if (r->options->metrics && metrics_turn(&r->metrics, &report, &e) != RC_OK) metrics_warn(r, &e);
+}
 
 /* ---- records ---- */
 
@@ -257,6 +289,9 @@ static void source_turn(void *ctx, const struct dispatch_view *v)
 {
     struct run *r = ctx;
     r->tokens = v->tokens;
+    r->rank_restarts = v->restarts;
+    r->in_flight = (size_t)v->in_flight;
+    tell_metrics(r);
     progress_update(&r->progress, r->done, r->failed, v->tokens);
     if (v->asked) answer_status(r, v);
 }
@@ -283,20 +318,17 @@ static int64_t end_of_work_us(const struct run *r)
 static enum rc open_all(struct run *r, struct err *e)
 {
     const struct options *o = r->options;
-    struct buf folder = {0};
     enum rc rc = job_set_load(o, job_problem_print, NULL, &r->set, e);
     if (rc == RC_OK) rc = prompter_open(o, &r->prompter, e);
     if (rc == RC_OK && prompter_synthetic(r->prompter))
         log_line(LOG_WARN, "the weights of %s are made up: answers are noise", o->model);
     if (rc == RC_OK) rc = rank_identity(o, 0, &r->identity, e);
-    if (rc == RC_OK) rc = options_state_folder(o, &folder, e);
-    if (rc == RC_OK) rc = state_open(folder.data, options_state_mode(o, STATE_WRITE), &r->state, e);
-    if (rc == RC_OK && !buf_printf(&r->checkpoints, "%s/checkpoints", folder.data)) rc = err_no_memory(e);
+    if (rc == RC_OK) rc = state_open(r->folder.data, options_state_mode(o, STATE_WRITE), &r->state, e);
+    if (rc == RC_OK && !buf_printf(&r->checkpoints, "%s/checkpoints", r->folder.data)) rc = err_no_memory(e);
     if (rc == RC_OK) rc = state_bind_identity(r->state, r->identity.data, e);
     if (rc == RC_OK) rc = job_set_register(&r->set, r->state, r->identity.data, e);
     /* A night's work must not end at an output that may not be written. */
     if (rc == RC_OK) rc = export_check(r->state, o->out, o->force, e);
-    buf_free(&folder);
     return rc;
 }
 
@@ -434,23 +466,32 @@ static const char *end_of(enum rc rc, bool outside, const struct dispatch_result
 }
 
 /* The object of --json. Returns the exit status: a summary that cannot be made is an error of its own. */
-static int print_summary(const struct run *r, const char *end, int status, const struct err *e)
+static int print_summary(const struct run_report *report)
 {
-    struct buf folder = {0}, line = {0};
-    bool known = options_state_folder(r->options, &folder, NULL) == RC_OK;
-    struct run_report report = {.jobs = r->set.n_entries, .done = r->done, .failed = r->failed, .end = end,
-                                .exit_status = status, .tokens = r->tokens, .cached_tokens = r->cached_tokens,
-                                .rank_restarts = r->rank_restarts, .wall_us = clock_now_us() - r->start_us,
-                                .archive = r->options->out, .state = known ? folder.data : NULL, .error = e};
-    if (run_report_json(&report, &line)) {
+    struct buf line = {0};
+    int status = report->exit_status;
+    if (run_report_json(report, &line)) {
         fwrite(line.data, 1, line.len, stdout);
     } else {
         log_line(LOG_ERROR, "no memory for the summary");
         status = EXIT_INTERNAL;
     }
-    buf_free(&folder);
     buf_free(&line);
     return status;
+}
+
+/* Metrics of another run are not replaced by one that was none: outside its window, or beside the other. */
+static int tell_the_end(struct run *r, const char *end, bool outside, int status, const struct err *error)
+{
+    struct run_report report = report_of(r);
+    struct err e = {0};
+    report.end = end;
+    report.exit_status = status;
+    report.error = error;
+    report.in_flight = 0;
+    bool ran = !outside && strcmp(error->code, "state_locked");
+    if (r->options->metrics && ran && metrics_write(&r->metrics, &report, &e) != RC_OK) metrics_warn(r, &e);
+    return r->options->json ? print_summary(&report) : status;
 }
 
 static void close_all(struct run *r)
@@ -461,6 +502,7 @@ static void close_all(struct run *r)
     state_close(r->state);
     buf_free(&r->identity);
     buf_free(&r->checkpoints);
+    buf_free(&r->folder);
     prompter_close(r->prompter);
     job_set_free(&r->set);
 }
@@ -469,19 +511,21 @@ static enum rc run_all(struct run *r, struct dispatch_result *d, struct err *e)
 {
     enum rc rc = open_all(r, e);
     if (rc == RC_OK) rc = plan(r, e);
+    if (rc == RC_OK) tell_metrics(r);
     if (rc == RC_OK) rc = run_pending(r, d, e);
     return finish(r, rc, d, e);
 }
 
 int cmd_run(const struct options *o)
 {
-    struct run r = {.options = o, .start_us = clock_now_us()};
+    struct run r = {.options = o, .start_us = clock_now_us(), .started_s = (int64_t)time(NULL), .metrics = {.path = o->metrics}};
     struct err e = {0};
     struct dispatch_result d = {.end = DISPATCH_DONE};
     char line[sizeof e.text + 400];
     hold_status_signal();
     if (o->quiet) log_set(LOG_WARN, "");
-    enum rc rc = find_deadline(&r, &e);
+    enum rc rc = options_state_folder(o, &r.folder, &e);
+    if (rc == RC_OK) rc = find_deadline(&r, &e);
     bool outside = rc == RC_RETRY;
     if (rc == RC_OK) rc = run_all(&r, &d, &e);
     int status = rc == RC_OK ? exit_status_of(&r, &d) : e.exit_status ? e.exit_status : EXIT_INTERNAL;
@@ -494,7 +538,7 @@ int cmd_run(const struct options *o)
         progress_update(&r.progress, r.done, r.failed, r.tokens);
         progress_finish(&r.progress, note_of(&r, &d, line, sizeof line), o->out);
     }
-    if (o->json) status = print_summary(&r, end_of(rc, outside, &d), status, &e);
+    status = tell_the_end(&r, end_of(rc, outside, &d), outside, status, &e);
     close_all(&r);
     return status;
 }

@@ -145,6 +145,9 @@ static const struct option_row rows[] = {
     {"quiet", NULL, OPTION_FLAG, AT(quiet), 0, 0, NULL, NULL, " run check export retry-failed bench ",
      "No progress and no final line; warnings and errors stay."},
     {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " run status bench cache ", "One JSON object on stdout; run: at its end."},
+    {"metrics", "FILE", OPTION_TEXT, AT(metrics), 0, 0, NULL, NULL, " run ",
+     "Figures of the run for Prometheus (node_exporter's textfile collector), replaced at least every 15 s while it goes on, and at "
+     "its end. Use one FILE a job file."},
     {"code", "CODE", OPTION_TEXT, AT(retry_code), 0, 0, NULL, NULL, " retry-failed ",
      "Only errors of this code, as engine_error or request_timeout."},
     {"status", "N", OPTION_INT, AT(retry_status), 400, 599, NULL, NULL, " retry-failed ",
