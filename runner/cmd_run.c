@@ -6,6 +6,10 @@
  * that dispatch asks: it builds prompts just before they leave and stores each outcome before it counts. The archive is
  * made from the state at the end, also of a run that stopped early; where nothing changed it is left untouched.
  *
+ * With --audit a sample of this run's answers is computed again when all is done and the archive is there: by new ranks, which
+ * have read the weights anew, without the cache. A difference is an error of the run, and of no job: nobody knows which answer
+ * was right.
+ *
  * Deadlines become one time at which work ends, --grace before the earliest. Outside --window nothing is even opened.
  *
  * Signals are read from a descriptor while ranks run. A signal that the caller had set to be ignored (nohup, a shell's
@@ -20,6 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "audit.h"
 #include "checkpoint_store.h"
 #include "deadline.h"
 #include "dispatch.h"
@@ -33,6 +38,7 @@
 #include "run_report.h"
 #include "run_status.h"
 #include "state.h"
+#include "text_check.h"
 
 /* A job whose request is with a group. */
 struct held_job {
@@ -57,6 +63,10 @@ struct run {
     uint64_t tokens;
     int64_t cached_tokens, rank_restarts; /* of this run */
     size_t in_flight;
+    struct audit audit;
+    bool auditing;          /* what runs are the audit's items, not pending jobs */
+    uint64_t tokens_before; /* of dispatches before this one */
+    int64_t restarts_before;
     int64_t start_us, started_s;
     struct metrics metrics;
     bool metrics_failed;
@@ -70,7 +80,9 @@ static struct run_report report_of(const struct run *r)
                                .tokens = r->tokens, .cached_tokens = r->cached_tokens, .rank_restarts = r->rank_restarts,
                                .wall_us = clock_now_us() - r->start_us, .started_s = r->started_s,
                                .deadline_s = r->deadline.source ? r->deadline.at_s : 0, .archive = r->options->out,
-                               .state = r->folder.data};
+                               .state = r->folder.data, .audit_asked = r->options->audit_percent > 0,
+                               .audited = r->audit.computed, .audit_different = r->audit.different,
+                               .audit_skipped = r->audit.n - r->audit.computed};
 }
 
 /* Metrics that cannot be written are worth one warning, and no more. */
@@ -162,6 +174,7 @@ static enum rc store_answer(struct run *r, size_t index, const struct held_job *
     if (rc == RC_OK) rc = job_result_timing(entry->custom_id, 200, &t, &timing, e);
     if (rc == RC_OK) rc = store(r, entry, STATE_OUTPUT, &record, &timing, e);
     if (rc == RC_OK) r->cached_tokens += t.cached_tokens;
+    if (rc == RC_OK && audit_samples(entry->key, r->options->audit_percent)) rc = audit_add(&r->audit, index, d, e);
     buf_free(&record);
     buf_free(&timing);
     return rc;
@@ -206,26 +219,39 @@ static size_t common_tokens(const struct prompt *a, const struct prompt *b)
     return n;
 }
 
-static enum rc source_build(void *ctx, size_t i, struct engine_request *out, int64_t *timeout_us, struct err *e)
+/* The request of an entry, held as i until it is released. RC_RETRY: the job has a fault. */
+static enum rc hold(struct run *r, size_t i, size_t index, struct engine_request *out, int64_t *timeout_us,
+                    struct job_fault *fault, struct job_timing *t, struct err *e)
 {
-    struct run *r = ctx;
-    struct job_fault fault = {0};
     struct held_job *h = r->held[i] ? r->held[i] : calloc(1, sizeof *h);
     if (!h) return err_no_memory(e);
-    if (!r->held[i] && !build_held(r, r->pending[i], h, &fault)) {
-        struct job_timing t = {.tokenize_us = h->prompt.tokenize_us};
+    if (!r->held[i] && !build_held(r, index, h, fault)) {
+        t->tokenize_us = h->prompt.tokenize_us;
         free_held(h);
-        enum rc rc = store_fault(r, r->pending[i], &fault, &t, e);
-        return rc == RC_OK ? RC_RETRY : rc;
+        return RC_RETRY;
     }
     r->held[i] = h;
     *out = (struct engine_request){.prompt = h->prompt.tokens.ids, .prompt_tokens = h->prompt.tokens.len,
                                    .max_tokens = h->prompt.max_tokens, .sampling = h->spec.sampling,
                                    .stop = (const char *const *)h->spec.stop, .n_stop = h->spec.n_stop};
-    memcpy(out->key, r->set.entries[r->pending[i]].key, sizeof out->key);
     if (!h->spec.has_seed) out->sampling.seed = job_spec_seed(h->spec.custom_id);
     *timeout_us = h->spec.timeout_us ? h->spec.timeout_us : r->options->job_timeout_us;
-    if (r->options->cache && look_ahead(r, i + 1)) out->branch_tokens = common_tokens(&h->prompt, &r->held[i + 1]->prompt);
+    return RC_OK;
+}
+
+static enum rc source_build(void *ctx, size_t i, struct engine_request *out, int64_t *timeout_us, struct err *e)
+{
+    struct run *r = ctx;
+    struct job_fault fault = {0};
+    struct job_timing t = {0};
+    enum rc rc = hold(r, i, r->pending[i], out, timeout_us, &fault, &t, e);
+    if (rc == RC_RETRY) {
+        rc = store_fault(r, r->pending[i], &fault, &t, e);
+        return rc == RC_OK ? RC_RETRY : rc;
+    }
+    if (rc != RC_OK) return rc;
+    memcpy(out->key, r->set.entries[r->pending[i]].key, sizeof out->key);
+    if (r->options->cache && look_ahead(r, i + 1)) out->branch_tokens = common_tokens(&r->held[i]->prompt, &r->held[i + 1]->prompt);
     return RC_OK;
 }
 
@@ -272,7 +298,7 @@ static enum rc source_settle(void *ctx, size_t i, const struct dispatch_outcome 
 static const char *job_name(const void *ctx, size_t i)
 {
     const struct run *r = ctx;
-    return r->set.entries[r->pending[i]].custom_id;
+    return r->set.entries[r->auditing ? r->audit.items[i].entry : r->pending[i]].custom_id;
 }
 
 /* Who asks is told, also by a quiet run. */
@@ -288,15 +314,57 @@ static void answer_status(struct run *r, const struct dispatch_view *v)
 static void source_turn(void *ctx, const struct dispatch_view *v)
 {
     struct run *r = ctx;
-    r->tokens = v->tokens;
-    r->rank_restarts = v->restarts;
+    r->tokens = r->tokens_before + v->tokens;
+    r->rank_restarts = r->restarts_before + v->restarts;
     r->in_flight = (size_t)v->in_flight;
     tell_metrics(r);
-    progress_update(&r->progress, r->done, r->failed, v->tokens);
+    progress_update(&r->progress, r->done, r->failed, r->tokens);
     if (v->asked) answer_status(r, v);
 }
 
 static void source_before_log(void *ctx) { progress_hide(&((struct run *)ctx)->progress); }
+
+/* ---- the source of an audit ---- */
+
+/* Nothing of it reaches the state: what is wrong with a second computation is no fault of the job. */
+static enum rc audit_build(void *ctx, size_t i, struct engine_request *out, int64_t *timeout_us, struct err *e)
+{
+    struct run *r = ctx;
+    struct job_fault fault = {0};
+    struct job_timing t = {0};
+    return hold(r, i, r->audit.items[i].entry, out, timeout_us, &fault, &t, e);
+}
+
+static enum rc audit_attempts(void *ctx, size_t i, struct state_attempts *out, struct err *e)
+{
+    (void)ctx, (void)i, (void)e;
+    *out = (struct state_attempts){0};
+    return RC_OK;
+}
+
+static enum rc audit_commit(void *ctx, size_t i, const struct state_attempts *a, struct err *e)
+{
+    (void)ctx, (void)i, (void)a, (void)e;
+    return RC_OK;
+}
+
+static enum rc audit_settle(void *ctx, size_t i, const struct dispatch_outcome *o, struct err *e)
+{
+    struct run *r = ctx;
+    struct buf name = {0};
+    bool computed = o->done || o->failed;
+    const char *what = computed ? audit_compare(&r->audit, &r->audit.items[i], o->done) : NULL;
+    if (computed && !what) return RC_OK;
+    text_append_printable(&name, job_name(r, i), SIZE_MAX);
+    progress_hide(&r->progress);
+    if (what)
+        log_line(LOG_ERROR, "AUDIT FAILURE %s: computed again, %s differs", name.data, what);
+    else
+        log_line(LOG_WARN, "audit: %s could not be computed again", name.data);
+    enum rc rc = name.failed ? err_no_memory(e) : RC_OK;
+    buf_free(&name);
+    return rc;
+}
 
 /* ---- before and after ---- */
 
@@ -405,27 +473,54 @@ static bool keep_checkpoint(void *ctx, const unsigned char key[STATE_KEY_BYTES])
 
 static bool keep_none(void *ctx, const unsigned char key[STATE_KEY_BYTES]) { return (void)ctx, (void)key, false; }
 
+/* One dispatch over n jobs of a source without n, end and what is for people's eyes. */
+static enum rc run_source(struct run *r, const struct options *o, struct dispatch_source *source, size_t n,
+                          struct dispatch_result *out, struct err *e)
+{
+    source->ctx = r;
+    source->n = n;
+    source->end_us = end_of_work_us(r);
+    source->release = source_release;
+    source->turn = source_turn;
+    source->before_log = source_before_log;
+    *out = (struct dispatch_result){.end = DISPATCH_DONE};
+    if (!n) return RC_OK;
+    int signals = open_signals();
+    if (signals < 0) return err_errno(e, RC_FAILED, EXIT_INTERNAL, "no_signalfd", "cannot watch for signals");
+    enum rc rc = dispatch_run(o, r->identity.data, source, signals, out, e);
+    r->tokens = r->tokens_before += out->tokens;
+    r->rank_restarts = r->restarts_before += out->restarts;
+    r->in_flight = 0;
+    if (out->end == DISPATCH_STOPPED) lift_signals(signals);
+    close(signals);
+    return rc;
+}
+
 static enum rc run_pending(struct run *r, struct dispatch_result *out, struct err *e)
 {
-    struct dispatch_source source = {.ctx = r, .n = r->n_pending, .end_us = end_of_work_us(r),
-                                     .build = source_build, .release = source_release, .attempts = source_attempts,
-                                     .commit = source_commit, .settle = source_settle, .turn = source_turn,
-                                     .before_log = source_before_log};
-    *out = (struct dispatch_result){.end = DISPATCH_DONE};
-    if (!r->n_pending) return RC_OK;
+    struct dispatch_source source = {.build = source_build, .attempts = source_attempts, .commit = source_commit,
+                                     .settle = source_settle};
     r->rank_options = *r->options;
     r->rank_options.checkpoints = r->checkpoints.data;
     /* Of a job that was answered just before an earlier runner died. */
-    checkpoint_sweep(r->checkpoints.data, keep_checkpoint, r);
-    int signals = open_signals();
-    if (signals < 0) return err_errno(e, RC_FAILED, EXIT_INTERNAL, "no_signalfd", "cannot watch for signals");
-    enum rc rc = dispatch_run(&r->rank_options, r->identity.data, &source, signals, out, e);
-    if (out->tokens > r->tokens) r->tokens = out->tokens;
-    checkpoint_sweep(r->checkpoints.data, rc == RC_OK && out->end == DISPATCH_DONE ? keep_none : keep_checkpoint, r);
-    if (out->end == DISPATCH_STOPPED) lift_signals(signals);
-    r->rank_restarts = out->restarts;
-    close(signals);
+    if (r->n_pending) checkpoint_sweep(r->checkpoints.data, keep_checkpoint, r);
+    enum rc rc = run_source(r, &r->rank_options, &source, r->n_pending, out, e);
+    if (r->n_pending) checkpoint_sweep(r->checkpoints.data, rc == RC_OK && out->end == DISPATCH_DONE ? keep_none : keep_checkpoint, r);
     return rc;
+}
+
+/* What cannot be computed again in time, or because a signal came, is skipped: the jobs are done. */
+static enum rc run_audit(struct run *r, struct err *e)
+{
+    struct dispatch_source source = {.build = audit_build, .attempts = audit_attempts, .commit = audit_commit,
+                                     .settle = audit_settle};
+    struct dispatch_result ignored;
+    struct options cold = *r->options;
+    cold.cache = NULL;
+    cold.fault = (struct fault){0}; /* strikes once a run */
+    audit_sort(&r->audit);
+    r->auditing = true;
+    return run_source(r, &cold, &source, r->audit.n, &ignored, e);
 }
 
 /* A run that failed in the middle has finished jobs as well: the archive holds them, and the first error stays the one. */
@@ -442,6 +537,7 @@ static int exit_status_of(const struct run *r, const struct dispatch_result *d)
     if (d->end == DISPATCH_STOPPED) return EXIT_RESUMABLE;
     if (d->end == DISPATCH_OUT_OF_TIME) return r->options->final ? EXIT_SOME_FAILED : EXIT_RESUMABLE;
     if (d->end == DISPATCH_GAVE_UP) return d->exit_status;
+    if (r->audit.different) return EXIT_INTERNAL;
     return r->failed ? EXIT_SOME_FAILED : EXIT_DONE;
 }
 
@@ -454,6 +550,11 @@ static const char *note_of(const struct run *r, const struct dispatch_result *d,
     }
     if (d->end == DISPATCH_STOPPED) return "stopped; the same command continues";
     if (d->end == DISPATCH_GAVE_UP) return "the ranks are unavailable; the same command continues";
+    if (r->audit.n) {
+        snprintf(scratch, scratch_bytes, "audit of %zu answers: %zu differ, %zu skipped", r->audit.n, r->audit.different,
+                 r->audit.n - r->audit.computed);
+        return scratch;
+    }
     return "";
 }
 
@@ -488,7 +589,6 @@ static int tell_the_end(struct run *r, const char *end, bool outside, int status
     report.end = end;
     report.exit_status = status;
     report.error = error;
-    report.in_flight = 0;
     bool ran = !outside && strcmp(error->code, "state_locked");
     if (r->options->metrics && ran && metrics_write(&r->metrics, &report, &e) != RC_OK) metrics_warn(r, &e);
     return r->options->json ? print_summary(&report) : status;
@@ -505,6 +605,7 @@ static void close_all(struct run *r)
     buf_free(&r->folder);
     prompter_close(r->prompter);
     job_set_free(&r->set);
+    audit_free(&r->audit);
 }
 
 static enum rc run_all(struct run *r, struct dispatch_result *d, struct err *e)
@@ -513,7 +614,8 @@ static enum rc run_all(struct run *r, struct dispatch_result *d, struct err *e)
     if (rc == RC_OK) rc = plan(r, e);
     if (rc == RC_OK) tell_metrics(r);
     if (rc == RC_OK) rc = run_pending(r, d, e);
-    return finish(r, rc, d, e);
+    rc = finish(r, rc, d, e);
+    return rc == RC_OK && d->end == DISPATCH_DONE ? run_audit(r, e) : rc;
 }
 
 int cmd_run(const struct options *o)

@@ -145,6 +145,9 @@ static const struct option_row rows[] = {
     {"quiet", NULL, OPTION_FLAG, AT(quiet), 0, 0, NULL, NULL, " run check export retry-failed bench ",
      "No progress and no final line; warnings and errors stay."},
     {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " run status bench cache ", "One JSON object on stdout; run: at its end."},
+    {"audit", "PERCENT", OPTION_DECIMAL, AT(audit_percent), 0, 100, NULL, "0", " run ",
+     "When all is done and the archive is there, compute this share of the run's answers again, by new ranks and without the cache, "
+     "and compare. A difference is an error line and exit 70; what a deadline or a signal leaves is skipped."},
     {"metrics", "FILE", OPTION_TEXT, AT(metrics), 0, 0, NULL, NULL, " run ",
      "Figures of the run for Prometheus (node_exporter's textfile collector), replaced at least every 15 s while it goes on, and at "
      "its end. Use one FILE a job file."},
@@ -206,7 +209,7 @@ static const struct {
     {EXIT_JOB_FILE, "job file invalid, nothing ran"},
     {EXIT_NO_INPUT, "an input is missing"},
     {EXIT_UNAVAILABLE, "model or ranks unavailable after retries"},
-    {EXIT_INTERNAL, "internal error"},
+    {EXIT_INTERNAL, "internal error, or --audit found an answer that differs"},
     {EXIT_NO_OUTPUT, "the output cannot be created, or would replace something else"},
     {EXIT_IO, "I/O error or disk full; the state is intact"},
     {EXIT_RESUMABLE, "stopped early, outside --window, or the state is in use; the same command continues"},

@@ -57,6 +57,7 @@ struct options {
     bool json;                /* status: machine-readable */
     bool show;                /* tokenize: pieces as well */
     struct fault fault;       /* --fault, test option */
+    double audit_percent;     /* run: share of the answers that is computed again */
     const char *metrics;      /* run: Prometheus text file, NULL: none */
     bool dry_run;             /* retry-failed: list only */
     const char *retry_code;   /* retry-failed: error code, NULL: any */

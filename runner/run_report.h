@@ -14,6 +14,8 @@ struct run_report {
     int64_t rank_restarts;
     int64_t wall_us;
     int64_t started_s, deadline_s; /* UNIX time; 0: none */
+    bool audit_asked;
+    size_t audited, audit_different, audit_skipped; /* answers that were computed again, those that differed, those left */
     const char *archive;       /* as given */
     const char *state;         /* its folder; NULL: not known */
     const struct err *error;   /* NULL or without a code: none */
