@@ -9,6 +9,8 @@
  *
  * Scratch of attention and Gated DeltaNet grows with the largest batch seen. It moves when it grows, and with it all recordings
  * are forgotten. */
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -665,10 +667,22 @@ static void close_cuda(struct kern *k)
     free(c);
 }
 
+/* The driver starts threads of its own when it is touched first. They take no signals: one that the program waits for in a
+ * descriptor would end the process in them. */
+static cudaError_t count_devices(int *n)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const cudaError_t status = cudaGetDeviceCount(n);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
 int kern_cuda_devices(char *why)
 {
     int n = 0;
-    const cudaError_t status = cudaGetDeviceCount(&n);
+    const cudaError_t status = count_devices(&n);
     if (status == cudaSuccess && n > 0) return n;
     snprintf(why, 128, "%s", status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
     cudaGetLastError();

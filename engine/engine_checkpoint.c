@@ -4,7 +4,7 @@
  * point (tokens so far, the page that is not whole, the slot) into a batch, which its store writes while the engine goes on.
  * Each rank says in the segment how many batches it has on disk; the next one is planned when all have all. A batch begins when
  * the last one was cheap enough for it: copies take 3% of the time at most, writing a quarter of it, and what is written again and
- * again (points) 64 MB/s; at least every checkpoint_us whatever it costs. Pages are written once, so as fast as the disk takes them.
+ * again (points) 16 MB/s, for a night of that wears a disk; at least every checkpoint_us whatever it costs. Pages are written once, so as fast as the disk takes them.
  *
  * Going on. Before such a request is admitted the plan probes it: ranks exchange the positions of their points, all load and verify
  * the greatest that is common to all, and vote. What was read waits in host memory, as after a preemption; sampled tokens are put back
@@ -19,7 +19,7 @@
 #include "engine.h"
 #include "engine_private.h"
 
-enum { LEAST_WAIT_US = 100000, COPY_SHARE = 33, WRITE_SHARE = 4, POINT_BYTES_PER_US = 64 };
+enum { LEAST_WAIT_US = 100000, COPY_SHARE = 33, WRITE_SHARE = 4, POINT_BYTES_PER_US = 16 };
 static const size_t most_batch_bytes = (size_t)512 << 20;
 
 /* What a point begins with; then tokens, traces, the last page if it is not whole, the slot. Fixed sizes, no padding. */
