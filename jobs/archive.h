@@ -27,5 +27,8 @@ void archive_discard(struct archive_writer *w); /* removes the temporary; NULL i
 /* Reads one member of an archive or folder into out (hostile: bounded by max_bytes, only tar and zip). RC_RETRY: there is no
  * such member or no such file; RC_BAD_INPUT: damaged. */
 enum rc archive_read_member(const char *path, const char *name, size_t max_bytes, struct buf *out, struct err *e);
+/* The same for members that need not fit into memory: their SHA-256 and size. */
+enum rc archive_digest_member(const char *path, const char *name, size_t max_bytes, unsigned char sha256[32], uint64_t *n_bytes,
+                              struct err *e);
 
 #endif

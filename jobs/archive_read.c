@@ -1,6 +1,6 @@
 /* archive_read: one member out of an archive or folder that may come from anywhere.
  *
- * Never extracts; members go to memory. Only the formats and filters that archive.c writes are enabled. Sizes in
+ * Never extracts; members go to memory, or only their digests do. Only the formats and filters that archive.c writes are enabled. Sizes in
  * headers are hints: what counts is what is delivered, and the sum over all members may not exceed a multiple of the
  * file's own size, which stops a small file that unpacks without end. The archive is read to its end even when the
  * member came first, so that a second member of that name, a truncated file or (xz, zip; the library does not check
@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <nettle/sha2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -29,7 +30,9 @@ struct reading {
     const char *path, *name;
     size_t max_bytes;
     uint64_t total, total_max; /* unpacked bytes */
-    struct buf *out;
+    uint64_t taken;            /* of the member */
+    struct buf *out;           /* where they go, or */
+    struct sha256_ctx *sha;
 };
 
 static enum rc damaged(const struct reading *g, const char *text, struct err *e)
@@ -50,27 +53,34 @@ static enum rc unreadable(const struct reading *g, struct err *e)
     return err_errno(e, RC_BAD_INPUT, EXIT_IO, "cannot_read", "cannot read %s", g->path);
 }
 
+static enum rc take(struct reading *g, const void *bytes, size_t n, struct err *e)
+{
+    if (n > g->max_bytes - g->taken) return too_large(g, e);
+    g->taken += n;
+    if (g->sha) sha256_update(g->sha, n, bytes);
+    return g->sha || buf_append(g->out, bytes, n) ? RC_OK : err_no_memory(e);
+}
+
 /* --- folder ------------------------------------------------------------------------------------------------------- */
 
-static enum rc read_file_of(const struct reading *g, int fd, struct err *e)
+static enum rc read_file_of(struct reading *g, int fd, struct err *e)
 {
     struct stat st;
+    char block[1 << 16];
     if (fstat(fd, &st)) return unreadable(g, e);
     if (!S_ISREG(st.st_mode)) return damaged(g, "the member is no regular file", e);
     if ((uintmax_t)st.st_size > g->max_bytes) return too_large(g, e);
     for (;;) {
-        if (!buf_reserve(g->out, BLOCK_BYTES)) return err_no_memory(e);
-        ssize_t n = read(fd, g->out->data + g->out->len, BLOCK_BYTES);
+        ssize_t n = read(fd, block, sizeof block);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return unreadable(g, e);
-        g->out->len += (size_t)n;
-        g->out->data[g->out->len] = '\0';
-        if (g->out->len > g->max_bytes) return too_large(g, e);
         if (n == 0) return RC_OK;
+        enum rc rc = take(g, block, (size_t)n, e);
+        if (rc != RC_OK) return rc;
     }
 }
 
-static enum rc read_folder(const struct reading *g, int folder_fd, struct err *e)
+static enum rc read_folder(struct reading *g, int folder_fd, struct err *e)
 {
     if (strchr(g->name, '/') || !strcmp(g->name, "..") || !strcmp(g->name, ".") || !*g->name)
         return err_set(e, RC_BAD_INPUT, EXIT_INTERNAL, "archive_misuse", "\"%s\" is no name of a member", g->name);
@@ -84,8 +94,8 @@ static enum rc read_folder(const struct reading *g, int folder_fd, struct err *e
 
 /* --- archive ------------------------------------------------------------------------------------------------------ */
 
-/* Reads the current member through. out NULL: only counts. Holes are refused: archive.c writes none. */
-static enum rc read_data(struct reading *g, struct archive *a, struct buf *out, struct err *e)
+/* Reads the current member through; only counts one that is not wanted. Holes are refused: archive.c writes none. */
+static enum rc read_data(struct reading *g, struct archive *a, bool wanted, struct err *e)
 {
     for (uint64_t expected = 0;;) {
         const void *block;
@@ -98,9 +108,8 @@ static enum rc read_data(struct reading *g, struct archive *a, struct buf *out, 
         expected += n;
         g->total += n;
         if (g->total > g->total_max) return damaged(g, "it unpacks to far more than its size", e);
-        if (!out) continue;
-        if (n > g->max_bytes - out->len) return too_large(g, e);
-        if (!buf_append(out, block, n)) return err_no_memory(e);
+        enum rc got = wanted ? take(g, block, n, e) : RC_OK;
+        if (got != RC_OK) return got;
     }
 }
 
@@ -120,7 +129,7 @@ static enum rc read_members(struct reading *g, struct archive *a, struct err *e)
         if (wanted && (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry)))
             return damaged(g, "the member is no regular file", e);
         found |= wanted;
-        enum rc rc = read_data(g, a, wanted ? g->out : NULL, e);
+        enum rc rc = read_data(g, a, wanted, e);
         if (rc != RC_OK) return rc;
     }
 }
@@ -147,26 +156,44 @@ static enum rc read_archive(struct reading *g, int fd, struct err *e)
     return rc;
 }
 
+static enum rc read_any(struct reading *g, struct err *e)
+{
+    int fd = open(g->path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return RC_RETRY;
+    if (fd < 0) return unreadable(g, e);
+    struct stat st;
+    enum rc rc;
+    if (fstat(fd, &st)) {
+        rc = unreadable(g, e);
+    } else if (S_ISDIR(st.st_mode)) {
+        rc = read_folder(g, fd, e);
+    } else if (!S_ISREG(st.st_mode)) {
+        rc = damaged(g, "no regular file", e);
+    } else {
+        g->total_max = (uint64_t)st.st_size * RATIO_MAX + RATIO_FREE_BYTES;
+        rc = read_archive(g, fd, e);
+    }
+    close(fd);
+    return rc;
+}
+
 enum rc archive_read_member(const char *path, const char *name, size_t max_bytes, struct buf *out, struct err *e)
 {
     struct reading g = {.path = path, .name = name, .max_bytes = max_bytes, .out = out};
     buf_clear(out);
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return RC_RETRY;
-    if (fd < 0) return unreadable(&g, e);
-    struct stat st;
-    enum rc rc;
-    if (fstat(fd, &st)) {
-        rc = unreadable(&g, e);
-    } else if (S_ISDIR(st.st_mode)) {
-        rc = read_folder(&g, fd, e);
-    } else if (!S_ISREG(st.st_mode)) {
-        rc = damaged(&g, "no regular file", e);
-    } else {
-        g.total_max = (uint64_t)st.st_size * RATIO_MAX + RATIO_FREE_BYTES;
-        rc = read_archive(&g, fd, e);
-    }
-    close(fd);
+    enum rc rc = read_any(&g, e);
     if (rc != RC_OK) buf_clear(out);
+    return rc;
+}
+
+enum rc archive_digest_member(const char *path, const char *name, size_t max_bytes, unsigned char sha256[32], uint64_t *n_bytes,
+                              struct err *e)
+{
+    struct sha256_ctx sha;
+    struct reading g = {.path = path, .name = name, .max_bytes = max_bytes, .sha = &sha};
+    sha256_init(&sha);
+    enum rc rc = read_any(&g, e);
+    sha256_digest(&sha, 32, sha256);
+    *n_bytes = g.taken;
     return rc;
 }

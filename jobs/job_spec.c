@@ -181,6 +181,17 @@ static enum rc read_target(const struct origin *o, const json_t *root, struct jo
                : RC_OK;
 }
 
+/* When a job starts decides no answer, so its priority is left out; a wrong one stays: the job's error is about it. */
+static bool read_tandem(struct job_spec *out, json_t *tandem)
+{
+    if (!tandem || json_is_null(tandem)) return true;
+    job_spec_tandem(out, tandem);
+    if (json_is_object(tandem) && strcmp(out->fault.param, JOB_PRIORITY_PARAM)) json_object_del(tandem, "priority");
+    if (json_is_object(tandem) && !json_object_size(tandem)) return true;
+    out->canonical_tandem = json_dumps(tandem, JSON_SORT_KEYS | JSON_COMPACT | JSON_ENCODE_ANY);
+    return out->canonical_tandem != NULL;
+}
+
 static enum rc read_envelope(const struct origin *o, const json_t *root, struct job_spec *out, struct err *e)
 {
     if (!json_is_object(root)) {
@@ -195,11 +206,7 @@ static enum rc read_envelope(const struct origin *o, const json_t *root, struct 
     if (rc != RC_OK) return rc;
     out->canonical_body = json_dumps(body, JSON_SORT_KEYS | JSON_COMPACT);
     if (!out->canonical_body || !job_spec_body(out, body)) return err_no_memory(e);
-    const json_t *tandem = json_object_get(root, "tandem");
-    if (!tandem || json_is_null(tandem)) return RC_OK;
-    out->canonical_tandem = json_dumps(tandem, JSON_SORT_KEYS | JSON_COMPACT | JSON_ENCODE_ANY);
-    job_spec_tandem(out, tandem);
-    return out->canonical_tandem ? RC_OK : err_no_memory(e);
+    return read_tandem(out, json_object_get(root, "tandem")) ? RC_OK : err_no_memory(e);
 }
 
 enum rc job_spec_parse(const char *line, size_t len, const char *source, int64_t line_number, int64_t line_byte,

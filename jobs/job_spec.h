@@ -14,6 +14,7 @@
 /* Bounds of a job's time limit: a millisecond, a year. */
 #define JOB_TIMEOUT_MIN_S 0.001
 #define JOB_TIMEOUT_MAX_S 31536000.0
+enum { JOB_PRIORITY_MIN = -1000, JOB_PRIORITY_MAX = 1000 };
 
 enum job_endpoint { JOB_CHAT, JOB_COMPLETION }; /* /v1/chat/completions, /v1/completions */
 
@@ -64,8 +65,9 @@ struct job_spec {
     char **stop;
     int n_stop;
     int64_t timeout_us;   /* "tandem": {"timeout_s": ...}; 0: not given */
+    int priority;         /* "tandem": {"priority": ...}: higher ones start first */
     char *canonical_body; /* JSON, sorted keys, compact: part of the result's key */
-    char *canonical_tandem; /* the same of "tandem"; NULL: not given */
+    char *canonical_tandem; /* the same of what "tandem" says about the result: all but its priority; NULL: nothing */
     struct job_fault fault;
 };
 

@@ -583,9 +583,23 @@ bool job_spec_body(struct job_spec *s, const json_t *body)
 
 /* --- "tandem" ----------------------------------------------------------------------------------------------------- */
 
+static void read_priority(struct job_spec *s, const json_t *priority)
+{
+    static const char param[] = JOB_PRIORITY_PARAM;
+    if (!priority || json_is_null(priority)) return;
+    double n = json_number_value(priority);
+    if (!json_is_number(priority) || n != floor(n))
+        wrong_type(s, param, "an integer", priority);
+    else if (n < JOB_PRIORITY_MIN || n > JOB_PRIORITY_MAX)
+        job_fault_set(&s->fault, 400, REQUEST, "invalid_value", param, "'%s' must be between %d and %d", param, JOB_PRIORITY_MIN,
+                      JOB_PRIORITY_MAX);
+    else
+        s->priority = (int)n;
+}
+
 void job_spec_tandem(struct job_spec *s, const json_t *tandem)
 {
-    static const char *const names[] = {"timeout_s"};
+    static const char *const names[] = {"timeout_s", "priority"};
     static const char timeout_param[] = "tandem.timeout_s";
     if (!json_is_object(tandem)) {
         wrong_type(s, "tandem", "an object", tandem);
@@ -602,6 +616,7 @@ void job_spec_tandem(struct job_spec *s, const json_t *tandem)
         else
             s->timeout_us = (int64_t)(seconds * 1e6 + 0.5);
     }
+    read_priority(s, json_object_get(tandem, names[1]));
     const char *unknown = unknown_key(tandem, names, sizeof names / sizeof *names);
     if (unknown) fault_unknown(s, "tandem", unknown);
 }

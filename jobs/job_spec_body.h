@@ -10,6 +10,7 @@
 bool job_spec_body(struct job_spec *s, const json_t *body);
 /* The same from "tandem", which is not null. */
 void job_spec_tandem(struct job_spec *s, const json_t *tandem);
+#define JOB_PRIORITY_PARAM "tandem.priority"
 /* A JSON string's bytes with a NUL behind them; NULL: out of memory. */
 char *job_spec_copy(const json_t *string);
 bool job_spec_has_nul(const json_t *string);

@@ -7,11 +7,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "job_prompts.h"
 #include "job_set.h"
 #include "options.h"
-#include "prompt.h"
 
 struct totals {
+    const struct job_set *set;
     size_t faults; /* that only the model shows */
     uint64_t prompt_tokens;
     size_t longest;
@@ -24,34 +25,28 @@ static void report(void *ctx, const struct err *problem)
     printf("%s\n", err_format(problem, text, sizeof text));
 }
 
-static void check_prompt(struct prompter *p, const struct job_set *set, size_t i, struct totals *t)
+static enum rc check_prompt(void *ctx, size_t i, const struct prompt *prompt, const struct job_fault *fault, struct err *e)
 {
-    struct job_spec spec;
-    struct job_fault fault = {0};
-    struct prompt prompt = {0};
-    const struct job_entry *entry = &set->entries[i];
-    struct prompt_documents documents = {job_set_root(set, i), entry->document_digests, entry->document_digests_bytes};
-    bool good = job_set_spec(set, i, &spec, &fault);
-    if (good) good = prompt_build(p, &spec, &documents, &prompt, &fault);
-    if (good) {
-        t->prompt_tokens += prompt.tokens.len;
-        if (prompt.tokens.len > t->longest) t->longest = prompt.tokens.len;
+    struct totals *t = ctx;
+    (void)e;
+    if (prompt) {
+        t->prompt_tokens += prompt->tokens.len;
+        if (prompt->tokens.len > t->longest) t->longest = prompt->tokens.len;
     } else {
         struct err problem;
-        job_set_fault_place(set, i, &fault, &problem);
+        job_set_fault_place(t->set, i, fault, &problem);
         report(NULL, &problem);
         t->faults++;
     }
-    prompt_free(&prompt);
-    job_spec_free(&spec);
+    return RC_OK;
 }
 
 static enum rc check_prompts(const struct options *o, const struct job_set *set, struct totals *t, struct err *e)
 {
     struct prompter *p = NULL;
     enum rc rc = prompter_open(o, &p, e);
-    for (size_t i = 0; rc == RC_OK && i < set->n_entries; i++)
-        if (!set->entries[i].fault) check_prompt(p, set, i, t);
+    t->set = set;
+    if (rc == RC_OK) rc = job_prompts_each(set, p, check_prompt, t, e);
     prompter_close(p);
     return rc;
 }
@@ -70,7 +65,7 @@ static void summarize(const struct options *o, const struct job_set *set, size_t
 
 static enum rc check_all(const struct options *o, struct job_set *set, struct totals *t, struct err *e)
 {
-    enum rc rc = job_set_load(o, report, NULL, set, e);
+    enum rc rc = job_set_load(o, NULL, report, NULL, set, e);
     /* Lines that are no jobs are this command's finding, not its failure: the rest is still checked. */
     if (rc == RC_OK || (e->exit_status == EXIT_JOB_FILE)) {
         *e = (struct err){0};

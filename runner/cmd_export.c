@@ -9,10 +9,11 @@ int cmd_export(const struct options *o)
     struct buf folder = {0};
     struct state *s = NULL;
     struct state_counts counts;
+    const struct export_options how = {.force = o->force, .final = o->final, .by_completion = o->output_by_completion};
     char text[1100];
     enum rc rc = options_state_folder(o, &folder, &e);
     if (rc == RC_OK) rc = state_open(folder.data, options_state_mode(o, STATE_READ), &s, &e);
-    if (rc == RC_OK) rc = export_archive(s, o->out, o->force, o->final, &e);
+    if (rc == RC_OK) rc = export_archive(s, o->out, &how, &e);
     if (rc == RC_OK && !o->quiet && state_count(s, &counts, NULL) == RC_OK)
         log_line(LOG_INFO, "%s: %zu done, %zu failed, %zu %s", o->out, counts.done, counts.failed, counts.pending,
                  o->final ? "expired" : "pending");

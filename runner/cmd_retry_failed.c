@@ -47,13 +47,18 @@ static enum rc print_failure(const struct failure *f, const char *custom_id, str
     return rc;
 }
 
+/* What is read of one job. */
+struct reading {
+    struct buf job, result;
+};
+
 /* Appends the key of job i if its record is to go. */
-static enum rc look_at(const struct options *o, struct state *s, size_t i, struct buf *scratch, struct buf *keys, struct err *e)
+static enum rc look_at(const struct options *o, struct state *s, size_t i, struct reading *scratch, struct buf *keys, struct err *e)
 {
     struct state_job job;
     struct state_result r;
-    enum rc rc = state_job_at(s, i, &job, e);
-    if (rc == RC_OK) rc = state_get_result(s, job.key, scratch, &r, e);
+    enum rc rc = state_job_at(s, i, &scratch->job, &job, e);
+    if (rc == RC_OK) rc = state_get_result(s, job.key, &scratch->result, &r, e);
     if (rc == RC_RETRY || (rc == RC_OK && r.kind != STATE_ERROR)) return RC_OK;
     if (rc != RC_OK) return rc;
     struct failure f = failure_read(&r);
@@ -68,13 +73,15 @@ static enum rc look_at(const struct options *o, struct state *s, size_t i, struc
 static enum rc retry(const struct options *o, const char *folder, size_t *n, struct err *e)
 {
     struct state *s = NULL;
-    struct buf scratch = {0}, keys = {0};
+    struct reading scratch = {0};
+    struct buf keys = {0};
     enum rc rc = state_open(folder, options_state_mode(o, o->dry_run ? STATE_READ : STATE_CHANGE), &s, e);
     if (rc == RC_OK && o->dry_run) rc = state_snapshot(s, e);
     for (size_t i = 0; rc == RC_OK && i < state_job_count(s); i++) rc = look_at(o, s, i, &scratch, &keys, e);
     *n = keys.len / STATE_KEY_BYTES;
     if (rc == RC_OK && !o->dry_run && *n) rc = state_forget(s, (const unsigned char *)keys.data, *n, e);
-    buf_free(&scratch);
+    buf_free(&scratch.job);
+    buf_free(&scratch.result);
     buf_free(&keys);
     state_close(s);
     return rc;

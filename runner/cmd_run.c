@@ -2,9 +2,10 @@
  *
  * Everything that can be wrong is found before a rank starts: the job files, the model, the state's identity and lock. Jobs
  * are registered under keys that name exactly what decides their answers; those that have a result already are left out,
- * so the first run, its continuation and a run with nothing to do are one path. While jobs run, this file is the source
- * that dispatch asks: it builds prompts just before they leave and stores each outcome before it counts. The archive is
- * made from the state at the end, also of a run that stopped early; where nothing changed it is left untouched.
+ * so the first run, its continuation and a run with nothing to do are one path; a state that is there already is opened first,
+ * so that lines it has the answers of need not even be parsed. While jobs run, this file is the source that dispatch asks: it
+ * builds prompts just before they leave and stores each outcome before it counts. The archive is made from the state at the
+ * end, also of a run that stopped early; where nothing changed it is left untouched.
  *
  * With --audit a sample of this run's answers is computed again when all is done and the archive is there: by new ranks, which
  * have read the weights anew, without the cache. A difference is an error of the run, and of no job: nobody knows which answer
@@ -55,13 +56,14 @@ struct run {
     struct prompter *prompter;
     struct state *state;
     struct buf identity, folder; /* folder: of the state */
-    size_t *pending;        /* entries without a result, in order */
+    size_t *pending;        /* entries without a result, in the order they start */
     size_t n_pending;
     struct held_job **held; /* by pending index; NULL: not with a group, nor the one after one */
     struct progress progress;
     size_t done, failed;    /* records of this registration, earlier runs included */
     uint64_t tokens;
-    int64_t cached_tokens, rank_restarts; /* of this run */
+    int64_t prompt_tokens, cached_tokens; /* of this run: of answered prompts; of those, found in the cache */
+    int64_t rank_restarts;
     size_t in_flight;
     struct audit audit;
     bool auditing;          /* what runs are the audit's items, not pending jobs */
@@ -104,18 +106,28 @@ static void tell_metrics(struct run *r)
 
 /* ---- records ---- */
 
-static enum rc store(struct run *r, const struct job_entry *entry, enum state_result_kind kind, const struct buf *record,
-                     const struct buf *timing, struct err *e)
+/* The outcome of one job: an output's record for status 200, an error's for any other; and what was measured. */
+static enum rc store(struct run *r, const struct job_entry *entry, int status, const struct buf *record, const struct job_timing *t,
+                     struct err *e)
 {
-    struct state_result result = {kind, record->data, record->len, timing->data, timing->len};
-    if (record->failed || timing->failed) return err_no_memory(e);
-    enum rc rc = state_put_result(r->state, entry->key, &result, e);
+    const enum state_result_kind kind = status == 200 ? STATE_OUTPUT : STATE_ERROR;
+    struct buf timing = {0};
+    enum rc rc = job_result_timing(entry->custom_id, status, t, &timing, e);
+    if (rc == RC_OK && (record->failed || timing.failed)) rc = err_no_memory(e);
+    const struct state_result result = {.kind = kind, .record = record->data, .record_len = record->len, .timing = timing.data,
+                                        .timing_len = timing.len, .prompt_tokens = t->prompt_tokens,
+                                        .cached_tokens = t->cached_tokens, .completion_tokens = t->completion_tokens};
+    if (rc == RC_OK) rc = state_put_result(r->state, entry->key, &result, e);
+    buf_free(&timing);
     if (rc != RC_OK) return rc;
     checkpoint_remove(r->checkpoints.data, entry->key);
-    if (kind == STATE_OUTPUT)
+    if (kind == STATE_OUTPUT) {
         r->done++;
-    else
+        r->prompt_tokens += t->prompt_tokens;
+        r->cached_tokens += t->cached_tokens;
+    } else {
         r->failed++;
+    }
     return RC_OK;
 }
 
@@ -123,12 +135,10 @@ static enum rc store_fault(struct run *r, size_t index, const struct job_fault *
                            struct err *e)
 {
     const struct job_entry *entry = &r->set.entries[index];
-    struct buf record = {0}, timing = {0};
+    struct buf record = {0};
     enum rc rc = job_result_failure(entry->key, entry->custom_id, fault, &record, e);
-    if (rc == RC_OK) rc = job_result_timing(entry->custom_id, fault->status, t, &timing, e);
-    if (rc == RC_OK) rc = store(r, entry, STATE_ERROR, &record, &timing, e);
+    if (rc == RC_OK) rc = store(r, entry, fault->status, &record, t, e);
     buf_free(&record);
-    buf_free(&timing);
     return rc;
 }
 
@@ -169,14 +179,11 @@ static enum rc store_answer(struct run *r, size_t index, const struct held_job *
                            .prompt_tokens = t.prompt_tokens, .cached_tokens = t.cached_tokens, .completion_tokens = t.completion_tokens,
                            .model = h->spec.model ? h->spec.model : prompter_model_name(r->prompter),
                            .created = (int64_t)time(NULL), .trace = d->trace, .n_trace = d->trace ? d->n_tokens : 0};
-    struct buf record = {0}, timing = {0};
+    struct buf record = {0};
     enum rc rc = job_result_success(entry->key, &h->spec, &a, &record, e);
-    if (rc == RC_OK) rc = job_result_timing(entry->custom_id, 200, &t, &timing, e);
-    if (rc == RC_OK) rc = store(r, entry, STATE_OUTPUT, &record, &timing, e);
-    if (rc == RC_OK) r->cached_tokens += t.cached_tokens;
+    if (rc == RC_OK) rc = store(r, entry, 200, &record, &t, e);
     if (rc == RC_OK && audit_samples(entry->key, r->options->audit_percent)) rc = audit_add(&r->audit, index, d, e);
     buf_free(&record);
-    buf_free(&timing);
     return rc;
 }
 
@@ -199,11 +206,17 @@ static bool build_held(struct run *r, size_t index, struct held_job *h, struct j
     return prompt_build(r->prompter, &h->spec, &documents, &h->prompt, fault);
 }
 
+static bool has_result(const struct run *r, const unsigned char key[STATE_KEY_BYTES])
+{
+    enum state_result_kind kind;
+    return state_result_kind(r->state, key, &kind, NULL) == RC_OK;
+}
+
 /* Builds the next job's prompt before its time, to see what it shares with the one before. A job that fails here fails in its time. */
 static bool look_ahead(struct run *r, size_t i)
 {
     struct job_fault fault = {0};
-    if (i >= r->n_pending || state_has_result(r->state, r->set.entries[r->pending[i]].key)) return false;
+    if (i >= r->n_pending || has_result(r, r->set.entries[r->pending[i]].key)) return false;
     if (r->held[i]) return true;
     r->held[i] = calloc(1, sizeof *r->held[i]);
     if (r->held[i] && build_held(r, r->pending[i], r->held[i], &fault)) return true;
@@ -383,17 +396,27 @@ static int64_t end_of_work_us(const struct run *r)
     return r->deadline.at_s * 1000000 - (int64_t)(r->options->grace_s * 1e6);
 }
 
-static enum rc open_all(struct run *r, struct err *e)
+/* The state and what it is bound to. */
+static enum rc open_state(struct run *r, struct err *e)
 {
     const struct options *o = r->options;
-    enum rc rc = job_set_load(o, job_problem_print, NULL, &r->set, e);
-    if (rc == RC_OK) rc = prompter_open(o, &r->prompter, e);
+    enum rc rc = prompter_open(o, &r->prompter, e);
     if (rc == RC_OK && prompter_synthetic(r->prompter))
         log_line(LOG_WARN, "the weights of %s are made up: answers are noise", o->model);
     if (rc == RC_OK) rc = rank_identity(o, 0, &r->identity, e);
     if (rc == RC_OK) rc = state_open(r->folder.data, options_state_mode(o, STATE_WRITE), &r->state, e);
+    return rc == RC_OK ? state_bind_identity(r->state, r->identity.data, e) : rc;
+}
+
+static enum rc open_all(struct run *r, struct err *e)
+{
+    const struct options *o = r->options;
+    /* Files that are wrong make no state. */
+    bool there = state_is_there(r->folder.data);
+    enum rc rc = there ? open_state(r, e) : RC_OK;
+    if (rc == RC_OK) rc = job_set_load(o, r->state, job_problem_print, NULL, &r->set, e);
+    if (rc == RC_OK && !there) rc = open_state(r, e);
     if (rc == RC_OK && !buf_printf(&r->checkpoints, "%s/checkpoints", r->folder.data)) rc = err_no_memory(e);
-    if (rc == RC_OK) rc = state_bind_identity(r->state, r->identity.data, e);
     if (rc == RC_OK) rc = job_set_register(&r->set, r->state, r->identity.data, e);
     /* A night's work must not end at an output that may not be written. */
     if (rc == RC_OK) rc = export_check(r->state, o->out, o->force, e);
@@ -401,6 +424,16 @@ static enum rc open_all(struct run *r, struct err *e)
 }
 
 static const struct job_head *head_of_entry(const void *ctx, size_t index) { return &((const struct job_set *)ctx)->entries[index].head; }
+
+static int priority_of_entry(const void *ctx, size_t index) { return ((const struct job_set *)ctx)->entries[index].priority; }
+
+static void order_pending(struct run *r)
+{
+    const struct options *o = r->options;
+    bool by_head = o->order ? !strcmp(o->order, "tree") : o->cache != NULL;
+    const struct job_order order = {priority_of_entry, by_head ? head_of_entry : NULL, &r->set};
+    job_order_sort(&order, r->pending, r->n_pending);
+}
 
 /* Counts what is there, records what is known to fail, lists what must run. */
 static enum rc plan(struct run *r, struct err *e)
@@ -417,14 +450,17 @@ static enum rc plan(struct run *r, struct err *e)
     for (size_t i = 0; i < r->set.n_entries && rc == RC_OK; i++) {
         const struct job_entry *entry = &r->set.entries[i];
         const struct job_timing none = {0};
-        if (state_has_result(r->state, entry->key)) continue;
+        enum state_result_kind kind;
+        if (entry->settled) continue;
+        rc = state_result_kind(r->state, entry->key, &kind, e);
+        if (rc != RC_RETRY) continue;
+        rc = RC_OK;
         if (entry->fault)
             rc = store_fault(r, i, entry->fault, &none, e);
         else
             r->pending[r->n_pending++] = i;
     }
-    const struct options *o = r->options;
-    if (o->order ? !strcmp(o->order, "tree") : o->cache != NULL) job_order_by_head(head_of_entry, &r->set, r->pending, r->n_pending);
+    if (rc == RC_OK) order_pending(r);
     return rc;
 }
 
@@ -467,8 +503,7 @@ static void lift_signals(int signals)
 
 static bool keep_checkpoint(void *ctx, const unsigned char key[STATE_KEY_BYTES])
 {
-    const struct run *r = ctx;
-    return !state_has_result(r->state, key);
+    return !has_result(ctx, key);
 }
 
 static bool keep_none(void *ctx, const unsigned char key[STATE_KEY_BYTES]) { return (void)ctx, (void)key, false; }
@@ -527,8 +562,10 @@ static enum rc run_audit(struct run *r, struct err *e)
 static enum rc finish(struct run *r, enum rc ran, const struct dispatch_result *d, struct err *e)
 {
     if (!r->state || !r->pending) return ran;
-    bool final = r->options->final && d->end == DISPATCH_OUT_OF_TIME;
-    enum rc rc = export_archive(r->state, r->options->out, r->options->force, final, e);
+    const struct export_options how = {.force = r->options->force,
+                                       .final = r->options->final && d->end == DISPATCH_OUT_OF_TIME,
+                                       .by_completion = r->options->output_by_completion};
+    enum rc rc = export_archive(r->state, r->options->out, &how, e);
     return ran == RC_OK ? rc : ran;
 }
 
@@ -638,6 +675,8 @@ int cmd_run(const struct options *o)
         log_line(LOG_ERROR, "%s", err_format(&e, line, sizeof line));
     } else {
         progress_update(&r.progress, r.done, r.failed, r.tokens);
+        r.progress.prompt_tokens = (uint64_t)r.prompt_tokens;
+        r.progress.cached_tokens = (uint64_t)r.cached_tokens;
         progress_finish(&r.progress, note_of(&r, &d, line, sizeof line), o->out);
     }
     status = tell_the_end(&r, end_of(rc, outside, &d), outside, status, &e);

@@ -3,7 +3,7 @@
  * Everything is read under one snapshot, so a run that goes on beside it cannot make the two passes differ. The
  * first pass gives each member's size and SHA-256, and with them the manifest, which is the last member: who finds
  * it finds all of it. If the output already has these very members, nothing is written. The second pass streams
- * records in registration order, one member after another, since a tar needs them so. Records are copied as they
+ * records in registration order, or in that of settling, one member after another, since a tar needs them so. Records are copied as they
  * are: the bytes were fixed when the job ended.
  *
  * In a final archive every job has a record: those without a result get one here that says so. It is made anew in each
@@ -43,10 +43,11 @@ struct export
     struct state *state;
     const char *path;
     bool final;
+    size_t *order; /* the i-th record's job; NULL: the i-th */
     struct member members[MEMBERS];
     struct state_counts counts;
     struct buf manifest;
-    struct buf scratch; /* one result */
+    struct buf job_scratch, scratch; /* one job, its result */
     struct buf record, timing; /* of one job that expired */
 };
 
@@ -80,7 +81,11 @@ static enum rc expired(struct export *x, const struct state_job *job, struct sta
     buf_clear(&x->timing);
     rc = job_result_failure(job->key, job->custom_id, &fault, &x->record, e);
     if (rc == RC_OK) rc = job_result_timing(job->custom_id, 0, &t, &x->timing, e);
-    *out = (struct state_result){STATE_ERROR, x->record.data, x->record.len, x->timing.data, x->timing.len};
+    *out = (struct state_result){.kind = STATE_ERROR,
+                                 .record = x->record.data,
+                                 .record_len = x->record.len,
+                                 .timing = x->timing.data,
+                                 .timing_len = x->timing.len};
     return rc;
 }
 
@@ -88,9 +93,45 @@ static enum rc expired(struct export *x, const struct state_job *job, struct sta
 static enum rc result_at(struct export *x, size_t i, struct state_result *out, struct err *e)
 {
     struct state_job job;
-    enum rc rc = state_job_at(x->state, i, &job, e);
+    enum rc rc = state_job_at(x->state, x->order ? x->order[i] : i, &x->job_scratch, &job, e);
     if (rc == RC_OK) rc = state_get_result(x->state, job.key, &x->scratch, out, e);
     return rc == RC_RETRY && x->final ? expired(x, &job, out, e) : rc;
+}
+
+/* ---- order ---- */
+
+struct settled {
+    uint64_t number; /* UINT64_MAX: not settled */
+    size_t job;
+};
+
+static int by_number(const void *a, const void *b)
+{
+    const struct settled *x = a, *y = b;
+    if (x->number != y->number) return x->number < y->number ? -1 : 1;
+    return x->job < y->job ? -1 : x->job > y->job;
+}
+
+static enum rc order_make(struct export *x, struct err *e)
+{
+    size_t n = state_job_count(x->state);
+    enum rc rc = RC_OK;
+    struct settled *settled = calloc(n + 1, sizeof *settled);
+    x->order = calloc(n + 1, sizeof *x->order);
+    if (!settled || !x->order) rc = err_no_memory(e);
+    for (size_t i = 0; i < n && rc == RC_OK; i++) {
+        struct state_job job;
+        settled[i].job = i;
+        rc = state_job_at(x->state, i, &x->job_scratch, &job, e);
+        if (rc == RC_OK) rc = state_result_settled(x->state, job.key, &settled[i].number, e);
+        if (!settled[i].number) settled[i].number = UINT64_MAX;
+    }
+    if (rc == RC_OK) {
+        qsort(settled, n, sizeof *settled, by_number);
+        for (size_t i = 0; i < n; i++) x->order[i] = settled[i].job;
+    }
+    free(settled);
+    return rc;
 }
 
 /* ---- first pass ---- */
@@ -199,24 +240,18 @@ static bool folder_is_empty(const char *path)
 /* True if the existing output has exactly these members. */
 static bool holds_members(const struct export *x)
 {
-    struct buf bytes = {0};
     bool same = true;
     for (int m = 0; m < MEMBERS && same; m++) {
         const struct member *want = &x->members[m];
         unsigned char digest[32];
+        uint64_t n_bytes;
         char hex[65];
-        struct sha256_ctx sha;
-        buf_clear(&bytes);
-        same = archive_read_member(x->path, member_names[m], (size_t)want->bytes, &bytes, NULL) == RC_OK &&
-               bytes.len == want->bytes;
+        same = archive_digest_member(x->path, member_names[m], (size_t)want->bytes, digest, &n_bytes, NULL) == RC_OK &&
+               n_bytes == want->bytes;
         if (!same) break;
-        sha256_init(&sha);
-        sha256_update(&sha, bytes.len, (const uint8_t *)bytes.data);
-        sha256_digest(&sha, sizeof digest, digest);
         hex_of(digest, sizeof digest, hex);
         same = strcmp(hex, want->sha_hex) == 0;
     }
-    buf_free(&bytes);
     return same;
 }
 
@@ -327,16 +362,19 @@ static enum rc output_write(struct export *x, struct err *e)
     return rc;
 }
 
-enum rc export_archive(struct state *s, const char *path, bool force, bool final, struct err *e)
+enum rc export_archive(struct state *s, const char *path, const struct export_options *o, struct err *e)
 {
-    struct export x = {.state = s, .path = path, .final = final};
+    struct export x = {.state = s, .path = path, .final = o->final};
     enum rc rc = state_snapshot(s, e);
     if (rc != RC_OK) return rc;
-    rc = measure(&x, e);
+    if (o->by_completion) rc = order_make(&x, e);
+    if (rc == RC_OK) rc = measure(&x, e);
     if (rc == RC_OK) rc = manifest_make(&x, e);
-    if (rc == RC_OK) rc = output_look(&x, force, e);
+    if (rc == RC_OK) rc = output_look(&x, o->force, e);
     if (rc == RC_RETRY) rc = output_write(&x, e);
     state_snapshot_end(s);
+    free(x.order);
+    buf_free(&x.job_scratch);
     buf_free(&x.scratch);
     buf_free(&x.record);
     buf_free(&x.timing);

@@ -1,4 +1,4 @@
-/* job_order: prefix hashes, and a sort by them. */
+/* job_order: prefix hashes, and a sort by priorities and them. */
 #define _GNU_SOURCE
 #include "job_order.h"
 
@@ -54,23 +54,21 @@ void job_head_make(const struct job_spec *s, const unsigned char *document_diges
 
 /* ---- order ---- */
 
-struct order {
-    const struct job_head *(*head_of)(const void *ctx, size_t index);
-    const void *ctx;
-};
-
-static int by_head(const void *a, const void *b, void *argument)
+static int by_order(const void *a, const void *b, void *argument)
 {
-    const struct order *o = argument;
+    const struct job_order *o = argument;
     const size_t x = *(const size_t *)a, y = *(const size_t *)b;
-    const struct job_head *hx = o->head_of(o->ctx, x), *hy = o->head_of(o->ctx, y);
-    for (int i = 0; i < JOB_HEAD_CUTS; i++)
-        if (hx->cut[i] != hy->cut[i]) return hx->cut[i] < hy->cut[i] ? -1 : 1;
+    const int px = o->priority_of(o->ctx, x), py = o->priority_of(o->ctx, y);
+    if (px != py) return px > py ? -1 : 1;
+    if (o->head_of) {
+        const struct job_head *hx = o->head_of(o->ctx, x), *hy = o->head_of(o->ctx, y);
+        for (int i = 0; i < JOB_HEAD_CUTS; i++)
+            if (hx->cut[i] != hy->cut[i]) return hx->cut[i] < hy->cut[i] ? -1 : 1;
+    }
     return x < y ? -1 : x > y;
 }
 
-void job_order_by_head(const struct job_head *(*head_of)(const void *ctx, size_t index), const void *ctx, size_t *indices, size_t n)
+void job_order_sort(const struct job_order *o, size_t *indices, size_t n)
 {
-    struct order o = {head_of, ctx};
-    qsort_r(indices, n, sizeof *indices, by_head, &o);
+    qsort_r(indices, n, sizeof *indices, by_order, (void *)(uintptr_t)o);
 }

@@ -38,6 +38,8 @@ struct loading {
     void *ctx;
     struct id_table ids;
     struct sha256_ctx input;
+    struct state *known; /* NULL: nothing is known */
+    struct buf scratch;  /* of what is */
 };
 
 static void sha256_of(const void *bytes, size_t len, unsigned char out[32])
@@ -256,6 +258,7 @@ static enum rc good_line(struct loading *l, int source, const struct job_line *l
     entry->byte = line->byte;
     entry->len = line->len;
     entry->custom_id = spec->custom_id;
+    entry->priority = spec->priority;
     spec->custom_id = NULL;
     sha256_of(line->bytes, line->len, entry->line_digest);
     sha256_update(&l->input, 32, entry->line_digest);
@@ -270,12 +273,49 @@ static enum rc good_line(struct loading *l, int source, const struct job_line *l
     return entry_fault(entry, &spec->fault) ? RC_OK : err_no_memory(e);
 }
 
+/* A line that is registered in this place and has its answer becomes an entry as it was then. RC_RETRY: it is not. Failures
+ * are parsed again: what was a line's fault then may be none now. */
+static enum rc settled_line(struct loading *l, int source, const struct job_line *line, struct err *e)
+{
+    struct job_set *set = l->set;
+    struct state_job job;
+    enum state_result_kind kind;
+    unsigned char digest[32];
+    if (!l->known || set->n_entries >= state_job_count(l->known) || line->too_long) return RC_RETRY;
+    enum rc rc = state_job_at(l->known, set->n_entries, &l->scratch, &job, e);
+    if (rc != RC_OK) return rc;
+    sha256_of(line->bytes, line->len, digest);
+    if (memcmp(digest, job.line_digest, sizeof digest)) return RC_RETRY;
+    rc = state_result_kind(l->known, job.key, &kind, e);
+    if (rc != RC_OK) return rc;
+    if (kind != STATE_OUTPUT || id_find(l, job.custom_id)) return RC_RETRY;
+    struct job_entry *entry = entry_new(set);
+    if (!entry) return err_no_memory(e);
+    *entry = (struct job_entry){.source = source,
+                                .line = line->number,
+                                .byte = line->byte,
+                                .len = line->len,
+                                .custom_id = strdup(job.custom_id),
+                                .n_documents = job.document_digests_bytes / DIGEST_BYTES,
+                                .document_digests_bytes = job.document_digests_bytes,
+                                .settled = true};
+    if (job.document_digests_bytes) entry->document_digests = malloc(job.document_digests_bytes);
+    if (!entry->custom_id || (job.document_digests_bytes && !entry->document_digests) || !id_add_last(l)) return err_no_memory(e);
+    if (entry->document_digests) memcpy(entry->document_digests, job.document_digests, job.document_digests_bytes);
+    memcpy(entry->line_digest, digest, sizeof digest);
+    memcpy(entry->key, job.key, sizeof entry->key);
+    sha256_update(&l->input, sizeof digest, digest);
+    return RC_OK;
+}
+
 static enum rc line_load(struct loading *l, int source, const struct job_line *line, struct err *e)
 {
     struct err problem = {0};
     struct job_spec spec = {0};
     const char *path = l->set->sources[source].path;
-    enum rc rc = RC_BAD_INPUT;
+    enum rc rc = settled_line(l, source, line, e);
+    if (rc != RC_RETRY) return rc;
+    rc = RC_BAD_INPUT;
     if (line->too_long) {
         err_set(&problem, rc, EXIT_JOB_FILE, "line_too_large", "the line has more than %d bytes", JOB_LINE_MAX_BYTES);
         err_place(&problem, path, line->number, 1, line->byte);
@@ -326,9 +366,10 @@ static enum rc source_load(struct loading *l, const char *path, struct err *e)
     return rc == RC_RETRY ? RC_OK : rc;
 }
 
-enum rc job_set_load(const struct options *o, job_problem_fn problem, void *ctx, struct job_set *out, struct err *e)
+enum rc job_set_load(const struct options *o, struct state *known, job_problem_fn problem, void *ctx, struct job_set *out,
+                     struct err *e)
 {
-    struct loading l = {.set = out, .options = o, .problem = problem, .ctx = ctx};
+    struct loading l = {.set = out, .options = o, .problem = problem, .ctx = ctx, .known = known};
     *out = (struct job_set){.sources = calloc(OPTIONS_MAX_FILES, sizeof *out->sources)};
     if (!out->sources) return err_no_memory(e);
     sha256_init(&l.input);
@@ -336,6 +377,7 @@ enum rc job_set_load(const struct options *o, job_problem_fn problem, void *ctx,
     for (int i = 0; i < o->n_files && rc == RC_OK; i++) rc = source_load(&l, o->files[i], e);
     sha256_digest(&l.input, 32, out->input_digest);
     free(l.ids.slots);
+    buf_free(&l.scratch);
     if (rc == RC_OK && out->problems && !o->skip_bad_lines)
         rc = err_set(e, RC_BAD_INPUT, EXIT_JOB_FILE, "bad_lines", "%zu %s no job; nothing was run", out->problems,
                      out->problems == 1 ? "line is" : "lines are");
@@ -462,24 +504,29 @@ static enum rc entry_pin(struct job_entry *entry, struct state *s, struct err *e
     return rc == RC_RETRY ? RC_OK : rc;
 }
 
+/* For state_register. */
+static void registered_job(const void *ctx, size_t i, struct state_job *out)
+{
+    const struct job_set *set = ctx;
+    const struct job_entry *entry = &set->entries[i];
+    *out = (struct state_job){.custom_id = entry->custom_id,
+                              .source = set->sources[entry->source].path,
+                              .line = entry->line,
+                              .document_digests = entry->document_digests,
+                              .document_digests_bytes = entry->document_digests_bytes};
+    memcpy(out->key, entry->key, sizeof out->key);
+    memcpy(out->line_digest, entry->line_digest, sizeof out->line_digest);
+}
+
 enum rc job_set_register(struct job_set *set, struct state *s, const char *identity, struct err *e)
 {
-    struct state_job *jobs = calloc(set->n_entries + 1, sizeof *jobs);
-    if (!jobs) return err_no_memory(e);
     enum rc rc = RC_OK;
     for (size_t i = 0; i < set->n_entries && rc == RC_OK; i++) {
         struct job_entry *entry = &set->entries[i];
+        if (entry->settled) continue;
         rc = entry_pin(entry, s, e);
         job_set_key(entry, identity, entry->key);
-        memcpy(jobs[i].key, entry->key, sizeof jobs[i].key);
-        memcpy(jobs[i].line_digest, entry->line_digest, sizeof jobs[i].line_digest);
-        jobs[i].custom_id = entry->custom_id;
-        jobs[i].source = set->sources[entry->source].path;
-        jobs[i].line = entry->line;
-        jobs[i].document_digests = entry->document_digests;
-        jobs[i].document_digests_bytes = entry->document_digests_bytes;
     }
-    if (rc == RC_OK) rc = state_register(s, jobs, set->n_entries, set->input_digest, e);
-    free(jobs);
-    return rc;
+    const struct state_job_list jobs = {set->n_entries, registered_job, set};
+    return rc == RC_OK ? state_register(s, &jobs, set->input_digest, e) : rc;
 }

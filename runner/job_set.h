@@ -26,14 +26,18 @@ struct job_entry {
     size_t len;         /* bytes of the line, without its end */
     char *custom_id;    /* unique in the set; "line-N@FILE" when none could be read or it was doubled */
     unsigned char line_digest[32];
-    unsigned char body_digest[32]; /* SHA-256 over url, canonical body and "tandem"; of the line when it is no job */
     size_t n_documents;
     unsigned char *document_digests; /* n_documents * 32 bytes; NULL when there are none or they could not be read */
     size_t document_digests_bytes;
     struct job_fault *fault;            /* NULL: none. The job's record is known without running it */
     bool bad_line;                      /* the line is no job (only with skip_bad_lines) */
+    bool settled;                       /* the state has its answer: the line was not parsed, key is known, head is not */
+    int priority;                       /* of a job */
     struct job_head head;               /* of a job */
-    unsigned char key[STATE_KEY_BYTES]; /* after job_set_register */
+    union {
+        unsigned char body_digest[32]; /* SHA-256 over url, canonical body and "tandem"; of the line when it is no job */
+        unsigned char key[STATE_KEY_BYTES]; /* after job_set_register */
+    };
 };
 
 struct job_set {
@@ -52,10 +56,12 @@ typedef void (*job_problem_fn)(void *ctx, const struct err *problem);
 /* Prints lines that are no jobs on stderr, one each; faults are left to their records. ctx is not used. */
 void job_problem_print(void *ctx, const struct err *problem);
 
-/* Loads o->files. RC_BAD_INPUT, EXIT_JOB_FILE when there are problems and skip_bad_lines is off (all of them were
+/* Loads o->files. known may be NULL; else lines that it has registered in this very place and has an answer of are taken over
+ * from it without being parsed: a run of many jobs with nothing to do does little more than read. RC_BAD_INPUT, EXIT_JOB_FILE when there are problems and skip_bad_lines is off (all of them were
  * reported first); EXIT_NO_INPUT or EXIT_IO when a file cannot be read. problem may be NULL. Free with job_set_free
  * in every case. */
-enum rc job_set_load(const struct options *o, job_problem_fn problem, void *ctx, struct job_set *out, struct err *e);
+enum rc job_set_load(const struct options *o, struct state *known, job_problem_fn problem, void *ctx, struct job_set *out,
+                     struct err *e);
 void job_set_free(struct job_set *set);
 
 /* The document folder of entry i. */
@@ -69,7 +75,7 @@ bool job_set_spec(const struct job_set *set, size_t i, struct job_spec *out, str
  * entry's key under identity, and registers all entries in the state. */
 enum rc job_set_register(struct job_set *set, struct state *s, const char *identity, struct err *e);
 
-/* SHA-256 over identity, custom_id, body digest and document digests, each with its length. */
+/* SHA-256 over identity, custom_id, body digest and document digests, each with its length. out may be entry->key. */
 void job_set_key(const struct job_entry *entry, const char *identity, unsigned char out[STATE_KEY_BYTES]);
 
 /* A job's own fault as a problem, for reports: file, line, column, code, status and text. */

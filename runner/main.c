@@ -18,6 +18,10 @@ const struct command command_table[] = {
      "Validates job files. Every problem goes to standard output as file:line:column: code: "
      "text. With a model, also whether prompts fit its context.",
      cmd_check, false},
+    {"plan", "JOBS... --model M [--json]",
+     "What a run would compute, without computing it: jobs, prompt tokens, how many of them several prompts share (computed once "
+     "with run --cache), the longest shared heads, which jobs would fail and why.",
+     cmd_plan, false},
     {"run", "JOBS... --model M --out OUT", "Runs all jobs and writes their records into one archive.", cmd_run, false},
     {"status", "OUT|DIR [--json]", "Counts of an archive or a state folder: done, failed, pending, tokens, attempts.",
      cmd_status, false},

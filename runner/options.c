@@ -48,9 +48,9 @@ struct option_row {
 #define MODEL_USERS " run bench "
 
 static const struct option_row rows[] = {
-    {"model", "M", OPTION_TEXT, AT(model), 0, 0, NULL, NULL, " run check bench ",
+    {"model", "M", OPTION_TEXT, AT(model), 0, 0, NULL, NULL, " run check plan bench ",
      "The model: a GGUF file, a folder with config.json and safetensors, or a folder made by shard. synth:NAME has made-up "
-     "weights, for measuring. check uses its tokenizer only."},
+     "weights, for measuring. check and plan use its tokenizer only."},
     {"out", "OUT", OPTION_TEXT, AT(out), 0, 0, NULL, NULL, " run export shard retry-failed ",
      "Where the records go. The suffix decides: .tar.zst, .tar.gz, .tar.xz, .tar, .zip; anything else is a folder. shard: the "
      "folder. retry-failed: whose state it is."},
@@ -58,9 +58,9 @@ static const struct option_row rows[] = {
      "Durable state: finished results and what else a second run needs to continue. Must lie on a local disk."},
     {"state-on-network", NULL, OPTION_FLAG, AT(state_on_network), 0, 0, NULL, NULL, " run status export retry-failed ",
      "Accept a state on a network file system, where its locks may not work: no other machine may use it."},
-    {"root", "DIR", OPTION_TEXT, AT(root), 0, 0, NULL, "the job file's folder", " run check ",
+    {"root", "DIR", OPTION_TEXT, AT(root), 0, 0, NULL, "the job file's folder", " run check plan ",
      "Documents are opened beneath this folder and nowhere else."},
-    {"on-bad-line", "WHAT", OPTION_SWITCH, AT(skip_bad_lines), 0, 0, "fail|skip", "fail", " run check ",
+    {"on-bad-line", "WHAT", OPTION_SWITCH, AT(skip_bad_lines), 0, 0, "fail|skip", "fail", " run check plan ",
      "A line that is no job: fail runs nothing and exits 65; skip makes an error record of it and runs the rest."},
     {"force", NULL, OPTION_FLAG, AT(force), 0, 0, NULL, NULL, " run export shard ",
      "Replace an existing OUT that comes from another state or is no archive of tandem. shard: replace an older cut."},
@@ -72,9 +72,9 @@ static const struct option_row rows[] = {
     {"threads", "N", OPTION_INT, AT(threads), 0, 1024, NULL, "cores / (ranks * groups)", MODEL_USERS,
      "Threads of each rank. Never changes an answer."},
     {"active", "N", OPTION_INT, AT(active), 1, 64, NULL, "4", " run bench model ", "Jobs computed at once by a group."},
-    {"context", "TOKENS", OPTION_INT, AT(context), 0, 1 << 24, NULL, "the model's", " run check bench model ",
+    {"context", "TOKENS", OPTION_INT, AT(context), 0, 1 << 24, NULL, "the model's", " run check plan bench model ",
      "Longest prompt plus answer of one job."},
-    {"kv-tokens", "TOKENS", OPTION_INT64, AT(kv_tokens), 0, 1e12, NULL, "active * context", " run check bench model ",
+    {"kv-tokens", "TOKENS", OPTION_INT64, AT(kv_tokens), 0, 1e12, NULL, "active * context", " run check plan bench model ",
      "Tokens whose keys and values fit into a group's memory, over all active jobs."},
     {"memory", "GIB", OPTION_DECIMAL, AT(memory_gib), 0.001, 1 << 20, NULL, NULL, " model ",
      "Memory of one rank: how long a context would fit."},
@@ -90,7 +90,10 @@ static const struct option_row rows[] = {
     {"prefill-rows", "ROWS", OPTION_INT, AT(prefill_rows), 0, 8192, NULL, "512; 2048 on GPUs", MODEL_USERS,
      "Prompt tokens computed in one step, a multiple of 64."},
     {"order", "HOW", OPTION_WORD, AT(order), 0, 0, "input|tree", "tree with --cache, else input", " run ",
-     "Which jobs are computed first. tree: those that begin alike one after the other. The archive is in the order of the input."},
+     "Which jobs are computed first, within one priority (\"tandem\": {\"priority\": 5} in a job line; higher ones come first). tree: "
+     "those that begin alike one after the other."},
+    {"output-order", "ORDER", OPTION_SWITCH, AT(output_by_completion), 0, 0, "input|completion", "input", " run export ",
+     "Order of the archive's records: of the job files, or in which jobs ended."},
     {"cache", "DIR", OPTION_TEXT, AT(cache), 0, 0, NULL, NULL, " run ",
      "Heads that several prompts share are computed once and kept here, for this run and later ones. Any number of runs may use it. "
      "Never changes an answer."},
@@ -108,7 +111,7 @@ static const struct option_row rows[] = {
      "Launch every GPU kernel of a round anew. Never changes an answer."},
     {"isa", "NAME", OPTION_WORD, AT(isa), 0, 0, "auto|amx|vnni|avx512|avx2|generic", "auto", MODEL_USERS,
      "Instruction set of the CPU backend."},
-    {"chat-format", "NAME", OPTION_TEXT, AT(chat_format), 0, 0, NULL, "detected", " run check tokenize ",
+    {"chat-format", "NAME", OPTION_TEXT, AT(chat_format), 0, 0, NULL, "detected", " run check plan tokenize ",
      "How messages become a prompt: smollm2, chatml, qwen2.5, qwen3.5, qwen3.8. tokenize: take the input as one user "
      "message."},
     {"collective-timeout", "SECONDS", OPTION_MICROS, AT(bounds.collective_us), 0.001, 86400, NULL, "20", MODEL_USERS,
@@ -142,9 +145,13 @@ static const struct option_row rows[] = {
      "A job that was running when ranks failed this often runs alone; as often again, and it becomes an error record."},
     {"trace", NULL, OPTION_FLAG, AT(trace), 0, 0, NULL, NULL, " run bench ",
      "Record hashes of the hidden state and the logits of every generated token."},
-    {"quiet", NULL, OPTION_FLAG, AT(quiet), 0, 0, NULL, NULL, " run check export retry-failed bench ",
+    {"quiet", NULL, OPTION_FLAG, AT(quiet), 0, 0, NULL, NULL, " run check plan export retry-failed bench ",
      "No progress and no final line; warnings and errors stay."},
-    {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " run status bench cache ", "One JSON object on stdout; run: at its end."},
+    {"prefill-rate", "TOKENS/S", OPTION_DECIMAL, AT(prefill_rate), 0.001, 1e9, NULL, NULL, " plan ",
+     "Prompt tokens a second, as bench or an earlier run measured them: with --decode-rate, how long the jobs take."},
+    {"decode-rate", "TOKENS/S", OPTION_DECIMAL, AT(decode_rate), 0.001, 1e9, NULL, NULL, " plan ",
+     "Generated tokens a second of all active jobs together."},
+    {"json", NULL, OPTION_FLAG, AT(json), 0, 0, NULL, NULL, " run plan status bench cache ", "One JSON object on stdout; run: at its end."},
     {"audit", "PERCENT", OPTION_DECIMAL, AT(audit_percent), 0, 100, NULL, "0", " run ",
      "When all is done and the archive is there, compute this share of the run's answers again, by new ranks and without the cache, "
      "and compare. A difference is an error line and exit 70; what a deadline or a signal leaves is skipped."},
@@ -188,6 +195,7 @@ struct command_rule {
 };
 static const struct command_rule rules[] = {
     {"check", 1, OPTIONS_MAX_FILES, "job files", false, false},
+    {"plan", 1, OPTIONS_MAX_FILES, "job files", true, false},
     {"run", 1, OPTIONS_MAX_FILES, "job files", true, true},
     {"status", 1, 1, "one archive or state folder", false, false},
     {"export", 0, 0, "no file names", false, true},
@@ -204,7 +212,7 @@ static const struct {
     const char *meaning;
 } exit_table[] = {
     {EXIT_DONE, "all jobs done, or nothing to do"},
-    {EXIT_SOME_FAILED, "finished, some jobs failed (check: would fail; cache verify: found damage)"},
+    {EXIT_SOME_FAILED, "finished, some jobs failed (check, plan: would fail; cache verify: found damage)"},
     {EXIT_USAGE, "command line"},
     {EXIT_JOB_FILE, "job file invalid, nothing ran"},
     {EXIT_NO_INPUT, "an input is missing"},
@@ -455,6 +463,8 @@ static enum rc rules_check(const struct command *c, const struct command_rule *r
         if (prune != given)
             return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_argument", "--to and --unused are for tandem cache prune, which needs one");
     }
+    if ((o->prefill_rate > 0) != (o->decode_rate > 0))
+        return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_argument", "--prefill-rate and --decode-rate are given together or not at all");
     if (o->prefill_rows % 64)
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_value", "--prefill-rows %d: must be a multiple of 64",
                        o->prefill_rows);

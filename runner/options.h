@@ -46,6 +46,8 @@ struct options {
     const char *checkpoints;  /* of ranks: the folder they are in, or NULL. No option: a run derives it from its state */
     struct deadline_rules deadline; /* --deadline, --until, --window */
     bool final;               /* run, export: what is left becomes batch_expired */
+    bool output_by_completion; /* --output-order completion */
+    double prefill_rate, decode_rate; /* plan: tokens a second, 0: not given */
     int64_t job_timeout_us;   /* --job-timeout; 0: none */
     int restarts;             /* --restarts: restarts of a group without progress before giving up, default 5 */
     int job_failures;         /* --job-failures, default 3 */
@@ -90,6 +92,7 @@ enum rc options_state_folder(const struct options *o, struct buf *out, struct er
 enum state_mode options_state_mode(const struct options *o, enum state_mode mode);
 
 int cmd_check(const struct options *o);
+int cmd_plan(const struct options *o);
 int cmd_run(const struct options *o);
 int cmd_status(const struct options *o);
 int cmd_export(const struct options *o);

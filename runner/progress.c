@@ -132,7 +132,11 @@ void progress_finish(struct progress *p, const char *note, const char *out_path)
     double seconds = (double)(clock_now_us() - p->start_us) / 1e6;
     progress_duration_text(seconds, took, sizeof took);
     size_t pending = p->total > finished(p) ? p->total - finished(p) : 0;
-    log_line(LOG_INFO, "%s%s%zu jobs: %zu done, %zu failed, %zu pending; %" PRIu64 " tokens in %s (%.1f tok/s); %s", note,
+    char cached[96] = "";
+    if (p->cached_tokens)
+        snprintf(cached, sizeof cached, "%" PRIu64 " of %" PRIu64 " prompt tokens from the cache; ", p->cached_tokens,
+                 p->prompt_tokens);
+    log_line(LOG_INFO, "%s%s%zu jobs: %zu done, %zu failed, %zu pending; %" PRIu64 " tokens in %s (%.1f tok/s); %s%s", note,
              *note ? ": " : "", p->total, p->done, p->failed, pending, p->tokens, took,
-             seconds > 0 ? (double)p->tokens / seconds : 0.0, out_path);
+             seconds > 0 ? (double)p->tokens / seconds : 0.0, cached, out_path);
 }

@@ -17,6 +17,7 @@ struct progress {
     int64_t rate_us;       /* start of the window that tokens a second are counted over */
     uint64_t rate_tokens;
     double tokens_per_s;
+    uint64_t prompt_tokens, cached_tokens; /* of prompts answered in this run, and from the cache; for the final line */
 };
 
 /* already_done: how many of total have a result from an earlier run. */

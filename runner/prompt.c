@@ -102,6 +102,7 @@ void prompter_close(struct prompter *p)
 
 struct tokenizer *prompter_tokenizer(struct prompter *p) { return p->tokenizer; }
 const char *prompter_model_name(const struct prompter *p) { return p->names[0]; }
+int prompter_context(const struct prompter *p) { return p->limit; }
 bool prompter_synthetic(const struct prompter *p) { return p->synthetic; }
 
 /* ---- building ---- */

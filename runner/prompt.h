@@ -23,6 +23,7 @@ void prompter_close(struct prompter *p);
 struct tokenizer *prompter_tokenizer(struct prompter *p);
 /* File name without suffix, or the folder's name: what answers name as their model. */
 const char *prompter_model_name(const struct prompter *p);
+int prompter_context(const struct prompter *p); /* most tokens of one job, prompt and answer */
 bool prompter_synthetic(const struct prompter *p); /* the model's weights are made up */
 
 /* Where a job's documents are, and what they were when the job was registered. */

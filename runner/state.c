@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <lmdb.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,13 +31,7 @@
 static const size_t default_map_bytes = (size_t)16 << 30;
 static const size_t smallest_map_bytes = (size_t)64 << 20;
 static const size_t largest_map_bytes = (size_t)1 << 44;
-
-/* A job read from the table; its strings point into value. */
-struct loaded_job {
-    struct loaded_job *next; /* all of them, freed when the state is closed */
-    struct state_job job;
-    struct buf value;
-};
+static const size_t large_registration = 100000; /* jobs; some 20 MB of changed pages */
 
 struct state {
     struct state_folder folder;
@@ -46,8 +41,6 @@ struct state {
     MDB_txn *snapshot;
     char id[STATE_ID_CHARS + 1];
     size_t n_jobs;
-    struct loaded_job **at; /* [n_jobs], NULL: not read yet */
-    struct loaded_job *loaded;
 };
 
 /* ---- errors ---- */
@@ -129,11 +122,17 @@ static enum rc change(struct state *s, change_fn apply, const void *ctx, const c
     }
 }
 
-static int value_put(struct state *s, MDB_txn *txn, enum state_table table, struct bytes_view key, struct buf *value)
+static int value_put_flags(struct state *s, MDB_txn *txn, enum state_table table, struct bytes_view key, struct buf *value,
+                           unsigned flags)
 {
     if (!state_value_seal(value, key.bytes, key.len)) return ENOMEM;
     MDB_val k = {key.len, (void *)(uintptr_t)key.bytes}, v = {value->len, value->data};
-    return mdb_put(txn, s->tables[table], &k, &v, 0);
+    return mdb_put(txn, s->tables[table], &k, &v, flags);
+}
+
+static int value_put(struct state *s, MDB_txn *txn, enum state_table table, struct bytes_view key, struct buf *value)
+{
+    return value_put_flags(s, txn, table, key, value, 0);
 }
 
 /* The value's fields, inside the map; MDB_CORRUPTED when the checksum fails. */
@@ -154,6 +153,25 @@ static int meta_put(struct state *s, MDB_txn *txn, const char *name, const void 
     state_value_start(&value);
     buf_append(&value, bytes, len);
     int mdb = value_put(s, txn, STATE_META, name_view(name), &value);
+    buf_free(&value);
+    return mdb;
+}
+
+static int totals_get(struct state *s, MDB_txn *txn, struct state_totals *out)
+{
+    struct bytes_view v;
+    *out = (struct state_totals){0};
+    int mdb = value_get(s, txn, STATE_META, name_view("totals"), &v);
+    if (mdb) return mdb == MDB_NOTFOUND ? 0 : mdb;
+    return state_totals_decode(v, out) ? 0 : MDB_CORRUPTED;
+}
+
+static int totals_put(struct state *s, MDB_txn *txn, const struct state_totals *t)
+{
+    struct buf value = {0};
+    state_value_start(&value);
+    state_totals_encode(t, &value);
+    int mdb = value_put(s, txn, STATE_META, name_view("totals"), &value);
     buf_free(&value);
     return mdb;
 }
@@ -186,12 +204,11 @@ static enum rc meta_check(struct state *s, MDB_txn *txn, struct err *e)
     int mdb = value_get(s, txn, STATE_META, name_view("schema"), &v);
     if (!mdb && v.len != 4) mdb = MDB_CORRUPTED;
     if (mdb) return lmdb_error(s, mdb == MDB_NOTFOUND ? MDB_CORRUPTED : mdb, "its schema version", e);
-    const unsigned char *b = v.bytes;
-    unsigned version = b[0] | (unsigned)b[1] << 8 | (unsigned)b[2] << 16 | (unsigned)b[3] << 24;
+    unsigned version = state_version_decode(v);
     if (version != STATE_SCHEMA_VERSION)
         return err_set(e, RC_FAILED, EXIT_CONFIG, "state_version",
                        "the state in %s has schema version %u, this program "
-                       "knows %d",
+                       "knows %d; give another --state, or use the program of then",
                        s->folder.path, version, STATE_SCHEMA_VERSION);
     mdb = value_get(s, txn, STATE_META, name_view("id"), &v);
     if (!mdb && (v.len != STATE_ID_CHARS || memcmp(v.bytes, s->folder.id, v.len))) mdb = MDB_CORRUPTED;
@@ -265,7 +282,6 @@ enum rc state_open_sized(const char *folder, enum state_mode mode, size_t map_by
     if (rc == RC_OK) rc = environment_open(s, map_bytes ? map_bytes : default_map_bytes, e);
     if (rc == RC_OK && !complete) rc = database_make(s, e);
     if (rc == RC_OK) rc = database_use(s, e);
-    if (rc == RC_OK && s->n_jobs && !(s->at = calloc(s->n_jobs, sizeof *s->at))) rc = err_no_memory(e);
     if (rc == RC_OK)
         *out = s;
     else
@@ -284,13 +300,6 @@ void state_close(struct state *s)
     state_snapshot_end(s);
     if (s->env) mdb_env_close(s->env);
     state_folder_close(&s->folder);
-    while (s->loaded) {
-        struct loaded_job *next = s->loaded->next;
-        buf_free(&s->loaded->value);
-        free(s->loaded);
-        s->loaded = next;
-    }
-    free(s->at);
     free(s);
 }
 
@@ -306,14 +315,10 @@ enum rc state_snapshot(struct state *s, struct err *e)
     /* A writer elsewhere may have registered other jobs since this state was opened. */
     MDB_stat stat;
     mdb = mdb_stat(txn, s->tables[STATE_JOBS], &stat);
-    struct loaded_job **at = NULL;
-    if (!mdb && !(at = calloc(stat.ms_entries + 1, sizeof *at))) mdb = ENOMEM;
     if (mdb) {
         state_snapshot_end(s);
         return lmdb_error(s, mdb, "snapshot", e);
     }
-    free(s->at);
-    s->at = at;
     s->n_jobs = stat.ms_entries;
     return RC_OK;
 }
@@ -408,38 +413,82 @@ enum rc state_input_digest(struct state *s, unsigned char out[32], struct err *e
 /* ---- registration ---- */
 
 struct registration {
-    const struct state_job *jobs;
-    size_t n;
+    const struct state_job_list *jobs;
     const unsigned char *input_digest;
 };
 
+static int attempts_get(struct state *s, MDB_txn *txn, const unsigned char *key, struct state_attempts *out);
+static int result_view(struct state *s, MDB_txn *txn, const unsigned char *key, struct state_result *out);
+
+/* Jobs without documents have no pin: there would be nothing in it. */
 static int job_put(struct state *s, MDB_txn *txn, size_t order, const struct state_job *j, struct buf *value)
 {
     unsigned char key[8], pin[32];
     state_order_key(order, key);
     state_value_start(value);
     state_job_encode(j, value);
-    int mdb = value_put(s, txn, STATE_JOBS, (struct bytes_view){key, sizeof key}, value);
-    if (mdb) return mdb;
+    int mdb = value_put_flags(s, txn, STATE_JOBS, (struct bytes_view){key, sizeof key}, value, MDB_APPEND);
+    if (mdb || !j->document_digests_bytes) return mdb;
     state_pin_key(j->custom_id, j->line_digest, pin);
     state_value_start(value);
     buf_append(value, j->document_digests, j->document_digests_bytes);
     return value_put(s, txn, STATE_PINS, (struct bytes_view){pin, sizeof pin}, value);
 }
 
+/* Sums of what a forged state says may wrap. */
+static void add(int64_t *sum, int64_t n, int sign) { *sum = (int64_t)((uint64_t)*sum + (uint64_t)sign * (uint64_t)n); }
+
+/* What the counts have of a result, taken from them (-1) or added (+1). */
+static void totals_result(struct state_totals *t, const struct state_result *r, int sign)
+{
+    struct state_counts *c = &t->counts;
+    size_t *kind = r->kind == STATE_OUTPUT ? &c->done : &c->failed;
+    *kind += (size_t)sign;
+    add(&c->prompt_tokens, r->prompt_tokens, sign);
+    add(&c->cached_tokens, r->cached_tokens, sign);
+    add(&c->completion_tokens, r->completion_tokens, sign);
+}
+
+static void totals_attempts(struct state_totals *t, const struct state_attempts *a, int sign)
+{
+    add(&t->counts.attempts, a->attempts, sign);
+    add(&t->counts.rank_restarts, a->rank_restarts, sign);
+}
+
+/* What is there of a job that is registered anew. */
+static int totals_job(struct state *s, MDB_txn *txn, const unsigned char *key, struct state_totals *t)
+{
+    struct state_attempts a;
+    struct state_result r;
+    int mdb = attempts_get(s, txn, key, &a);
+    if (mdb) return mdb;
+    totals_attempts(t, &a, 1);
+    mdb = result_view(s, txn, key, &r);
+    if (!mdb) totals_result(t, &r, 1);
+    return mdb == MDB_NOTFOUND ? 0 : mdb;
+}
+
 static int jobs_put(struct state *s, MDB_txn *txn, const void *ctx)
 {
     const struct registration *r = ctx;
     struct buf value = {0};
-    int mdb = mdb_drop(txn, s->tables[STATE_JOBS], 0);
+    struct state_totals before, totals = {0};
+    int mdb = totals_get(s, txn, &before);
+    if (!mdb) mdb = mdb_drop(txn, s->tables[STATE_JOBS], 0);
     if (!mdb) mdb = mdb_drop(txn, s->tables[STATE_PINS], 0);
-    for (size_t i = 0; !mdb && i < r->n; i++) mdb = job_put(s, txn, i, &r->jobs[i], &value);
+    for (size_t i = 0; !mdb && i < r->jobs->n; i++) {
+        struct state_job j;
+        r->jobs->at(r->jobs->ctx, i, &j);
+        mdb = job_put(s, txn, i, &j, &value);
+        if (!mdb) mdb = totals_job(s, txn, j.key, &totals);
+    }
+    totals.counts.jobs = r->jobs->n;
+    totals.settled = before.settled;
+    if (!mdb) mdb = totals_put(s, txn, &totals);
     if (!mdb) mdb = meta_put(s, txn, "input_digest", r->input_digest, 32);
     buf_free(&value);
     return mdb;
 }
-
-static enum rc job_load(struct state *s, size_t i, struct loaded_job **out, struct err *e);
 
 static bool digests_equal(const struct state_job *a, const struct state_job *b)
 {
@@ -448,81 +497,74 @@ static bool digests_equal(const struct state_job *a, const struct state_job *b)
             memcmp(a->document_digests, b->document_digests, a->document_digests_bytes) == 0);
 }
 
+static bool jobs_equal(const struct state_job *a, const struct state_job *b)
+{
+    return !memcmp(a->key, b->key, sizeof a->key) && !strcmp(a->custom_id, b->custom_id) && !strcmp(a->source, b->source) &&
+           a->line == b->line && !memcmp(a->line_digest, b->line_digest, 32) && digests_equal(a, b);
+}
+
 /* The same files again must not write at all: a finished run changes nothing. */
 static enum rc registered_already(struct state *s, const struct registration *r, bool *same, struct err *e)
 {
     unsigned char digest[32];
+    struct buf scratch = {0};
     *same = false;
     enum rc rc = state_input_digest(s, digest, e);
     if (rc != RC_OK) return rc == RC_RETRY ? RC_OK : rc;
-    if (s->n_jobs != r->n || memcmp(digest, r->input_digest, 32)) return RC_OK;
-    for (size_t i = 0; i < r->n; i++) {
-        struct loaded_job *stored;
-        rc = job_load(s, i, &stored, e);
-        if (rc != RC_OK) return rc;
-        const struct state_job *a = &stored->job, *b = &r->jobs[i];
-        if (memcmp(a->key, b->key, sizeof a->key) || strcmp(a->custom_id, b->custom_id) ||
-            strcmp(a->source, b->source) || a->line != b->line || memcmp(a->line_digest, b->line_digest, 32) ||
-            !digests_equal(a, b))
-            return RC_OK;
+    *same = s->n_jobs == r->jobs->n && !memcmp(digest, r->input_digest, 32);
+    for (size_t i = 0; i < r->jobs->n && *same && rc == RC_OK; i++) {
+        struct state_job stored, given;
+        rc = state_job_at(s, i, &scratch, &stored, e);
+        r->jobs->at(r->jobs->ctx, i, &given);
+        *same = rc == RC_OK && jobs_equal(&stored, &given);
     }
-    *same = true;
-    return RC_OK;
+    buf_free(&scratch);
+    return rc;
 }
 
-enum rc state_register(struct state *s, const struct state_job *jobs, size_t n, const unsigned char input_digest[32],
+/* LMDB keeps the memory of its largest change for the next one. After a large registration there is none. */
+static enum rc memory_give_back(struct state *s, struct err *e)
+{
+    MDB_envinfo info;
+    mdb_env_info(s->env, &info);
+    mdb_env_close(s->env);
+    s->env = NULL;
+    enum rc rc = environment_open(s, info.me_mapsize, e);
+    if (rc == RC_OK) rc = database_use(s, e);
+    malloc_trim(0);
+    return rc;
+}
+
+enum rc state_register(struct state *s, const struct state_job_list *jobs, const unsigned char input_digest[32],
                        struct err *e)
 {
-    struct registration r = {jobs, n, input_digest};
+    struct registration r = {jobs, input_digest};
     bool same;
     enum rc rc = registered_already(s, &r, &same, e);
     if (rc != RC_OK || same) return rc;
-    struct loaded_job **at = calloc(n + 1, sizeof *at);
-    if (!at) return err_no_memory(e);
     rc = change(s, jobs_put, &r, "register jobs", e);
-    if (rc != RC_OK) {
-        free(at);
-        return rc;
-    }
-    free(s->at);
-    s->at = at;
-    s->n_jobs = n;
-    return RC_OK;
+    if (rc != RC_OK) return rc;
+    s->n_jobs = jobs->n;
+    return jobs->n < large_registration ? RC_OK : memory_give_back(s, e);
 }
 
 size_t state_job_count(struct state *s) { return s->n_jobs; }
 
-static enum rc job_load(struct state *s, size_t i, struct loaded_job **out, struct err *e)
+enum rc state_job_at(struct state *s, size_t i, struct buf *scratch, struct state_job *out, struct err *e)
 {
     if (i >= s->n_jobs) return err_set(e, RC_FAILED, EXIT_INTERNAL, "no_such_job", "job %zu of %zu", i, s->n_jobs);
-    if ((*out = s->at[i])) return RC_OK;
     unsigned char key[8];
     state_order_key(i, key);
     MDB_txn *txn;
     struct bytes_view v;
     int mdb = read_begin(s, &txn);
     if (mdb) return lmdb_error(s, mdb, "begin", e);
-    struct loaded_job *job = calloc(1, sizeof *job);
-    mdb = job ? value_get(s, txn, STATE_JOBS, (struct bytes_view){key, sizeof key}, &v) : ENOMEM;
-    if (!mdb && !buf_append(&job->value, v.bytes, v.len)) mdb = ENOMEM;
+    buf_clear(scratch);
+    mdb = value_get(s, txn, STATE_JOBS, (struct bytes_view){key, sizeof key}, &v);
+    if (!mdb && !buf_append(scratch, v.bytes, v.len)) mdb = ENOMEM;
     read_end(s, txn);
-    if (!mdb && !state_job_decode((struct bytes_view){job->value.data, job->value.len}, &job->job)) mdb = MDB_CORRUPTED;
-    if (mdb) {
-        if (job) buf_free(&job->value);
-        free(job);
-        return lmdb_error(s, mdb == MDB_NOTFOUND ? MDB_CORRUPTED : mdb, "a registered job", e);
-    }
-    job->next = s->loaded;
-    s->loaded = s->at[i] = *out = job;
-    return RC_OK;
-}
-
-enum rc state_job_at(struct state *s, size_t i, struct state_job *out, struct err *e)
-{
-    struct loaded_job *job;
-    enum rc rc = job_load(s, i, &job, e);
-    if (rc == RC_OK) *out = job->job;
-    return rc;
+    if (!mdb && !state_job_decode((struct bytes_view){scratch->data, scratch->len}, out)) mdb = MDB_CORRUPTED;
+    return mdb ? lmdb_error(s, mdb == MDB_NOTFOUND ? MDB_CORRUPTED : mdb, "a registered job", e) : RC_OK;
 }
 
 enum rc state_pinned(struct state *s, const char *custom_id, const unsigned char line_digest[32], struct buf *digests,
@@ -557,6 +599,15 @@ static int attempts_get(struct state *s, MDB_txn *txn, const unsigned char *key,
     return state_attempts_decode(v, out) ? 0 : MDB_CORRUPTED;
 }
 
+/* In the map, checked, nothing copied. */
+static int result_view(struct state *s, MDB_txn *txn, const unsigned char *key, struct state_result *out)
+{
+    struct bytes_view v;
+    int mdb = value_get(s, txn, STATE_RESULTS, key_view(key), &v);
+    if (mdb) return mdb;
+    return state_result_decode(v, out) ? 0 : MDB_CORRUPTED;
+}
+
 static int attempts_set(struct state *s, MDB_txn *txn, const unsigned char *key, const struct state_attempts *a)
 {
     struct buf value = {0};
@@ -573,16 +624,32 @@ struct keyed {
     const struct state_attempts *attempts;
 };
 
+/* The result itself and what it does to the counts. */
+static int result_set(struct state *s, MDB_txn *txn, const struct keyed *k)
+{
+    struct state_totals totals;
+    struct state_result before, result = *k->result;
+    struct buf value = {0};
+    int mdb = totals_get(s, txn, &totals);
+    if (mdb) return mdb;
+    mdb = result_view(s, txn, k->key, &before);
+    if (mdb && mdb != MDB_NOTFOUND) return mdb;
+    if (!mdb) totals_result(&totals, &before, -1);
+    totals_result(&totals, &result, 1);
+    result.settled = ++totals.settled;
+    state_value_start(&value);
+    state_result_encode(&result, &value);
+    mdb = value_put(s, txn, STATE_RESULTS, key_view(k->key), &value);
+    buf_free(&value);
+    return mdb ? mdb : totals_put(s, txn, &totals);
+}
+
 /* The result and the end of its attempt are one step: a result beside a running attempt cannot be seen. */
 static int result_put(struct state *s, MDB_txn *txn, const void *ctx)
 {
     const struct keyed *k = ctx;
     struct state_attempts attempts;
-    struct buf value = {0};
-    state_value_start(&value);
-    state_result_encode(k->result, &value);
-    int mdb = value_put(s, txn, STATE_RESULTS, key_view(k->key), &value);
-    buf_free(&value);
+    int mdb = result_set(s, txn, k);
     if (!mdb) mdb = attempts_get(s, txn, k->key, &attempts);
     if (mdb) return mdb;
     bool clear = k->result->kind == STATE_OUTPUT && attempts.failures;
@@ -614,20 +681,46 @@ enum rc state_get_result(struct state *s, const unsigned char key[32], struct bu
     return mdb ? lmdb_error(s, mdb, "a result", e) : RC_OK;
 }
 
-bool state_has_result(struct state *s, const unsigned char key[32])
+/* Valid until the read ends: kind and number only. */
+static enum rc result_facts(struct state *s, const unsigned char *key, struct state_result *out, struct err *e)
 {
     MDB_txn *txn;
-    struct bytes_view v;
-    if (read_begin(s, &txn)) return false;
-    bool found = value_get(s, txn, STATE_RESULTS, key_view(key), &v) == 0;
+    int mdb = read_begin(s, &txn);
+    if (mdb) return lmdb_error(s, mdb, "begin", e);
+    mdb = result_view(s, txn, key, out);
     read_end(s, txn);
-    return found;
+    if (mdb == MDB_NOTFOUND) return RC_RETRY;
+    return mdb ? lmdb_error(s, mdb, "a result", e) : RC_OK;
+}
+
+enum rc state_result_kind(struct state *s, const unsigned char key[32], enum state_result_kind *out, struct err *e)
+{
+    struct state_result r;
+    enum rc rc = result_facts(s, key, &r, e);
+    if (rc == RC_OK) *out = r.kind;
+    return rc;
+}
+
+enum rc state_result_settled(struct state *s, const unsigned char key[32], uint64_t *out, struct err *e)
+{
+    struct state_result r;
+    enum rc rc = result_facts(s, key, &r, e);
+    *out = rc == RC_OK ? r.settled : 0;
+    return rc == RC_RETRY ? RC_OK : rc;
 }
 
 static int attempts_put(struct state *s, MDB_txn *txn, const void *ctx)
 {
     const struct keyed *k = ctx;
-    return attempts_set(s, txn, k->key, k->attempts);
+    struct state_totals totals;
+    struct state_attempts before;
+    int mdb = totals_get(s, txn, &totals);
+    if (!mdb) mdb = attempts_get(s, txn, k->key, &before);
+    if (mdb) return mdb;
+    totals_attempts(&totals, &before, -1);
+    totals_attempts(&totals, k->attempts, 1);
+    mdb = totals_put(s, txn, &totals);
+    return mdb ? mdb : attempts_set(s, txn, k->key, k->attempts);
 }
 
 enum rc state_put_attempts(struct state *s, const unsigned char key[32], const struct state_attempts *a, struct err *e)
@@ -655,12 +748,26 @@ static int keys_forget(struct state *s, MDB_txn *txn, const void *ctx)
 {
     const struct forgotten *f = ctx;
     static const enum state_table tables[] = {STATE_RESULTS, STATE_ATTEMPTS};
-    for (size_t i = 0; i < 2 * f->n; i++) {
-        MDB_val k = {STATE_KEY_BYTES, (void *)(uintptr_t)(f->keys + i / 2 * STATE_KEY_BYTES)};
-        int mdb = mdb_del(txn, s->tables[tables[i % 2]], &k, NULL);
+    struct state_totals totals;
+    int mdb = totals_get(s, txn, &totals);
+    for (size_t i = 0; i < f->n && !mdb; i++) {
+        const unsigned char *key = f->keys + i * STATE_KEY_BYTES;
+        struct state_attempts attempts;
+        struct state_result result;
+        mdb = result_view(s, txn, key, &result);
         if (mdb && mdb != MDB_NOTFOUND) return mdb;
+        if (!mdb) totals_result(&totals, &result, -1);
+        mdb = attempts_get(s, txn, key, &attempts);
+        if (mdb) return mdb;
+        totals_attempts(&totals, &attempts, -1);
+        for (size_t t = 0; t < 2; t++) {
+            MDB_val k = {STATE_KEY_BYTES, (void *)(uintptr_t)key};
+            mdb = mdb_del(txn, s->tables[tables[t]], &k, NULL);
+            if (mdb && mdb != MDB_NOTFOUND) return mdb;
+        }
+        mdb = 0;
     }
-    return 0;
+    return mdb ? mdb : totals_put(s, txn, &totals);
 }
 
 enum rc state_forget(struct state *s, const unsigned char *keys, size_t n, struct err *e)
@@ -669,38 +776,15 @@ enum rc state_forget(struct state *s, const unsigned char *keys, size_t n, struc
     return change(s, keys_forget, &f, "forget results", e);
 }
 
-/* The kind alone: the whole value is checked, nothing copied. */
-static int result_kind(struct state *s, MDB_txn *txn, const unsigned char *key, enum state_result_kind *out)
-{
-    struct bytes_view v;
-    struct state_result r;
-    int mdb = value_get(s, txn, STATE_RESULTS, key_view(key), &v);
-    if (mdb) return mdb;
-    if (!state_result_decode(v, &r)) return MDB_CORRUPTED;
-    *out = r.kind;
-    return 0;
-}
-
 enum rc state_count(struct state *s, struct state_counts *out, struct err *e)
 {
-    *out = (struct state_counts){.jobs = s->n_jobs};
-    for (size_t i = 0; i < s->n_jobs; i++) {
-        struct loaded_job *job;
-        MDB_txn *txn;
-        enum state_result_kind kind;
-        enum rc rc = job_load(s, i, &job, e);
-        if (rc != RC_OK) return rc;
-        int mdb = read_begin(s, &txn);
-        if (mdb) return lmdb_error(s, mdb, "begin", e);
-        mdb = result_kind(s, txn, job->job.key, &kind);
-        read_end(s, txn);
-        if (mdb && mdb != MDB_NOTFOUND) return lmdb_error(s, mdb, "a result", e);
-        if (mdb)
-            out->pending++;
-        else if (kind == STATE_OUTPUT)
-            out->done++;
-        else
-            out->failed++;
-    }
+    MDB_txn *txn;
+    struct state_totals totals;
+    int mdb = read_begin(s, &txn);
+    if (mdb) return lmdb_error(s, mdb, "begin", e);
+    mdb = totals_get(s, txn, &totals);
+    read_end(s, txn);
+    if (mdb) return lmdb_error(s, mdb, "counts", e);
+    *out = totals.counts;
     return RC_OK;
 }

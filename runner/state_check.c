@@ -7,15 +7,31 @@
 
 #include <string.h>
 
+/* Values of another version have other fields: their checksums are all that can be said. Opening refuses them by name. */
+struct check {
+    const char *folder;
+    bool other_version;
+};
+
+static bool meta_good(struct check *c, const MDB_val *key, struct bytes_view v)
+{
+    struct state_totals totals;
+    if (key->mv_size == 6 && !memcmp(key->mv_data, "schema", 6)) c->other_version = state_version_decode(v) != STATE_SCHEMA_VERSION;
+    return c->other_version || key->mv_size != 6 || memcmp(key->mv_data, "totals", 6) || state_totals_decode(v, &totals);
+}
+
+/* Meta comes first, and in it the schema before the totals. */
 static bool value_good(void *ctx, int table, const MDB_val *key, const MDB_val *value)
 {
-    (void)ctx;
+    struct check *c = ctx;
     struct bytes_view v;
     if (!state_value_open(key->mv_data, key->mv_size, value->mv_data, value->mv_size, &v)) return false;
     struct state_job job;
     struct state_result result;
     struct state_attempts attempts;
+    if (c->other_version) return true;
     switch ((enum state_table)table) {
+    case STATE_META: return meta_good(c, key, v);
     case STATE_JOBS: return key->mv_size == 8 && state_job_decode(v, &job);
     case STATE_RESULTS: return key->mv_size == STATE_KEY_BYTES && state_result_decode(v, &result);
     case STATE_ATTEMPTS: return key->mv_size == STATE_KEY_BYTES && state_attempts_decode(v, &attempts);
@@ -26,15 +42,17 @@ static bool value_good(void *ctx, int table, const MDB_val *key, const MDB_val *
 /* In the child. */
 static int walk(void *ctx)
 {
+    struct check *c = ctx;
     const struct lmdb_walk w = {
-        .path = ctx, .tables = state_table_names, .n_tables = STATE_TABLES, .entry = value_good};
+        .path = c->folder, .tables = state_table_names, .n_tables = STATE_TABLES, .entry = value_good, .ctx = c};
     return (int)lmdb_walk(&w);
 }
 
 enum rc state_check(const char *folder, struct err *e)
 {
     struct lmdb_child child;
-    enum rc rc = lmdb_in_child(walk, (void *)(uintptr_t)folder, &child, e);
+    struct check c = {.folder = folder};
+    enum rc rc = lmdb_in_child(walk, &c, &child, e);
     if (rc != RC_OK || child.status == LMDB_GOOD) return rc;
     if (child.status == LMDB_UNREADABLE)
         return err_set(e, RC_FAILED, EXIT_IO, "state_unreadable", "cannot open the state in %s", folder);

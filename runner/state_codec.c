@@ -139,6 +139,10 @@ bool state_job_decode(struct bytes_view v, struct state_job *out)
 void state_result_encode(const struct state_result *r, struct buf *value)
 {
     state_put_u64(value, r->kind == STATE_OUTPUT ? 0 : 1);
+    state_put_u64(value, r->settled);
+    state_put_u64(value, (uint64_t)r->prompt_tokens);
+    state_put_u64(value, (uint64_t)r->cached_tokens);
+    state_put_u64(value, (uint64_t)r->completion_tokens);
     state_put_bytes(value, r->record, r->record_len);
     state_put_bytes(value, r->timing, r->timing_len);
 }
@@ -147,10 +151,17 @@ bool state_result_decode(struct bytes_view v, struct state_result *out)
 {
     uint64_t kind;
     struct bytes_view record, timing;
-    if (!state_take_u64(&v, &kind) || kind > 1 || !state_take_bytes(&v, &record) || !state_take_bytes(&v, &timing) ||
+    *out = (struct state_result){0};
+    if (!state_take_u64(&v, &kind) || kind > 1 || !state_take_u64(&v, &out->settled) ||
+        !take_count(&v, &out->prompt_tokens) || !take_count(&v, &out->cached_tokens) ||
+        !take_count(&v, &out->completion_tokens) || !state_take_bytes(&v, &record) || !state_take_bytes(&v, &timing) ||
         v.len)
         return false;
-    *out = (struct state_result){kind ? STATE_ERROR : STATE_OUTPUT, record.bytes, record.len, timing.bytes, timing.len};
+    out->kind = kind ? STATE_ERROR : STATE_OUTPUT;
+    out->record = record.bytes;
+    out->record_len = record.len;
+    out->timing = timing.bytes;
+    out->timing_len = timing.len;
     return true;
 }
 
@@ -172,6 +183,35 @@ bool state_attempts_decode(struct bytes_view v, struct state_attempts *out)
         return false;
     out->running = running == 1;
     return v.len == 0;
+}
+
+unsigned state_version_decode(struct bytes_view v)
+{
+    const unsigned char *b = v.bytes;
+    return v.len == 4 ? b[0] | (unsigned)b[1] << 8 | (unsigned)b[2] << 16 | (unsigned)b[3] << 24 : 0;
+}
+
+void state_totals_encode(const struct state_totals *t, struct buf *value)
+{
+    const struct state_counts *c = &t->counts;
+    const uint64_t fields[] = {t->settled, c->jobs, c->done, c->failed, (uint64_t)c->prompt_tokens, (uint64_t)c->cached_tokens,
+                               (uint64_t)c->completion_tokens, (uint64_t)c->attempts, (uint64_t)c->rank_restarts};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) state_put_u64(value, fields[i]);
+}
+
+bool state_totals_decode(struct bytes_view v, struct state_totals *out)
+{
+    int64_t jobs, done, failed;
+    struct state_counts *c = &out->counts;
+    if (!state_take_u64(&v, &out->settled) || !take_count(&v, &jobs) || !take_count(&v, &done) || !take_count(&v, &failed) ||
+        !take_count(&v, &c->prompt_tokens) || !take_count(&v, &c->cached_tokens) || !take_count(&v, &c->completion_tokens) ||
+        !take_count(&v, &c->attempts) || !take_count(&v, &c->rank_restarts) || v.len)
+        return false;
+    c->jobs = (size_t)jobs;
+    c->done = (size_t)done;
+    c->failed = (size_t)failed;
+    c->pending = done <= jobs && failed <= jobs - done ? (size_t)(jobs - done - failed) : 0;
+    return true;
 }
 
 void state_pin_key(const char *custom_id, const unsigned char line_digest[32], unsigned char out[32])

@@ -1,4 +1,4 @@
-/* state_codec: the bytes of a state's values. Private to state.c and state_check.c.
+/* state_codec: the bytes of a state's values. Private to state.c, state_check.c and state_peek.c.
  *
  * Every value is 8 bytes of XXH3-64 over what follows, seeded with the hash of its key, so that a value is neither
  * damaged nor another key's. Numbers are little-endian. */
@@ -40,6 +40,18 @@ void state_result_encode(const struct state_result *r, struct buf *value);
 bool state_result_decode(struct bytes_view v, struct state_result *out);
 void state_attempts_encode(const struct state_attempts *a, struct buf *value);
 bool state_attempts_decode(struct bytes_view v, struct state_attempts *out);
+
+
+/* The schema version that a meta value names; 0: it names none. */
+unsigned state_version_decode(struct bytes_view v);
+
+/* What meta keeps under "totals": counts of the registered jobs, and the number that the last result got. */
+struct state_totals {
+    struct state_counts counts;
+    uint64_t settled;
+};
+void state_totals_encode(const struct state_totals *t, struct buf *value);
+bool state_totals_decode(struct bytes_view v, struct state_totals *out);
 
 /* The key of a pin: SHA-256 over line digest and custom_id. */
 void state_pin_key(const char *custom_id, const unsigned char line_digest[32], unsigned char out[32]);

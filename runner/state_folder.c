@@ -157,6 +157,18 @@ static enum rc folder_look(struct state_folder *f, enum state_mode mode, struct 
     return rc;
 }
 
+bool state_is_there(const char *folder)
+{
+    struct buf path = {0};
+    buf_printf(&path, "%s/id", folder);
+    bool there = path.data && access(path.data, F_OK) == 0;
+    buf_clear(&path);
+    buf_printf(&path, "%s/data.mdb", folder);
+    there = there && path.data && access(path.data, F_OK) == 0;
+    buf_free(&path);
+    return there;
+}
+
 enum rc state_folder_open(const char *path, enum state_mode mode, struct state_folder *out, struct err *e)
 {
     bool make = (mode % STATE_ON_NETWORK) == STATE_WRITE;

@@ -6,8 +6,6 @@
 #include "base.h"
 #include "state.h"
 
-enum { STATE_ID_CHARS = 32 };
-
 struct state_folder {
     char *path;
     int fd;

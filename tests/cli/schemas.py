@@ -2,6 +2,7 @@
 """Real job files and real outputs against schemas/, with a real validator.
 
 Job lines: every good line of the examples is valid, and every line that `tandem check` refuses for its envelope is not.
+Plans: of all examples, with rates and without; and of prompts that share heads.
 Outputs: a run over all examples on a tiny model, bad lines made into records, gives every kind of record but those of jobs that
 a deadline left, which a run after its deadline gives. Each run's summary (--json) is checked as well, and those of runs that end
 by an error.
@@ -116,6 +117,28 @@ def check_records(tandem, write_tiny):
     return found, counts
 
 
+def check_plans(tandem, write_tiny):
+    checker, found, heads, estimates = validator("plan"), [], 0, 0
+    shared = ROOT / "tests" / "cli" / "cases" / "plan" / "files" / "jobs.jsonl"
+    with tempfile.TemporaryDirectory(prefix="tandem-schemas-") as folder:
+        model = pathlib.Path(folder, "tiny.gguf")
+        subprocess.run([write_tiny, model], check=True)
+        for files, more in (([*EXAMPLES], []), ([shared], ["--prefill-rate", "0.5", "--decode-rate", "1000"])):
+            done = subprocess.run([tandem, "plan", *files, "--model", model, "--on-bad-line", "skip", "--json", *more],
+                                  capture_output=True, text=True)
+            if done.returncode != 1:
+                return [f"plan ends {done.returncode} instead of 1: {done.stderr}"], 0
+            plan = json.loads(done.stdout)
+            found += problems(checker, plan, "plan")
+            heads += len(plan["heads"])
+            estimates += plan["estimate"] is not None
+            if plan["tree_tokens"] + plan["saved_tokens"] != plan["prompt_tokens"]:
+                found.append("plan: tree and saving are not all tokens")
+    if not heads or estimates != 1:
+        found.append(f"{heads} heads, {estimates} estimates: the plans do not try the schema")
+    return found, 2
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tandem", required=True)
@@ -125,10 +148,11 @@ def main():
     found, n_lines = check_job_lines(options.tandem)
     found += check_summaries_of_errors(options.tandem, options.write_tiny)
     more, counts = check_records(options.tandem, options.write_tiny)
-    print(f"{n_lines} job lines, records: {counts}")
-    for line in found + more:
+    plans, n_plans = check_plans(options.tandem, options.write_tiny)
+    print(f"{n_lines} job lines, records: {counts}, {n_plans} plans")
+    for line in found + more + plans:
         print(line)
-    return 1 if found + more else 0
+    return 1 if found + more + plans else 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <nettle/sha2.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,6 +122,16 @@ static void expect_member(const char *path, const char *name, const void *want, 
     assert_int_equal(out.len, len);
     if (len) assert_memory_equal(out.data, want, len);
     buf_free(&out);
+    unsigned char digest[32], want_digest[32];
+    uint64_t n_bytes;
+    struct sha256_ctx sha;
+    sha256_init(&sha);
+    sha256_update(&sha, len, want);
+    sha256_digest(&sha, 32, want_digest);
+    assert_int_equal(archive_digest_member(path, name, len, digest, &n_bytes, NULL), RC_OK);
+    assert_int_equal(n_bytes, len);
+    assert_memory_equal(digest, want_digest, 32);
+    if (len) assert_int_equal(archive_digest_member(path, name, len - 1, digest, &n_bytes, NULL), RC_BAD_INPUT);
 }
 
 static void expect_unreadable(const char *path, const char *name, size_t max_bytes, const char *code)

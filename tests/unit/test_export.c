@@ -32,6 +32,8 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
+static const struct export_options plain = {0}, final = {.final = true};
+
 static const char *in(struct place *p, const char *name)
 {
     snprintf(p->path, sizeof p->path, "%s/%s", p->base, name);
@@ -41,32 +43,39 @@ static const char *in(struct place *p, const char *name)
 static void put(struct state *s, int i, enum state_result_kind kind, const char *record, const char *timing)
 {
     unsigned char key[32] = {(unsigned char)i, 9};
-    struct state_result r = {kind, record, strlen(record), timing, strlen(timing)};
+    struct state_result r = {
+        .kind = kind, .record = record, .record_len = strlen(record), .timing = timing, .timing_len = strlen(timing)};
     struct err e = {0};
     if (state_put_result(s, key, &r, &e) != RC_OK) fail_msg("%s", e.text);
+}
+
+static void job_at(const void *ctx, size_t i, struct state_job *out)
+{
+    static const char *const ids[] = {"j0", "j1", "j2", "j3", "j4", "gone"};
+    (void)ctx;
+    *out = (struct state_job){.key = {i < 5 ? (unsigned char)i : 77, 9}, .custom_id = ids[i], .source = "a.jsonl", .line = (int64_t)i + 1};
+}
+
+static void register_jobs(struct state *s, size_t n)
+{
+    const struct state_job_list jobs = {n, job_at, NULL};
+    const unsigned char digest[32] = {0xAB, 0x01};
+    struct err e = {0};
+    if (state_register(s, &jobs, digest, &e) != RC_OK) fail_msg("%s", e.text);
 }
 
 /* Five jobs: 0 and 3 answered, 1 failed, 2 pending, 4 answered; and one result that no present file asks for. */
 static void fill(struct state *s)
 {
-    struct state_job jobs[5] = {0};
-    static const char *const ids[] = {"j0", "j1", "j2", "j3", "j4"};
-    for (int i = 0; i < 5; i++) {
-        jobs[i].key[0] = (unsigned char)i;
-        jobs[i].key[1] = 9;
-        jobs[i].custom_id = ids[i];
-        jobs[i].source = "a.jsonl";
-        jobs[i].line = i + 1;
-    }
-    unsigned char digest[32] = {0xAB, 0x01};
     struct err e = {0};
     if (state_bind_identity(s, "version=1\nmodel=abc\n", &e) != RC_OK) fail_msg("%s", e.text);
-    if (state_register(s, jobs, 5, digest, &e) != RC_OK) fail_msg("%s", e.text);
+    register_jobs(s, 6);
     put(s, 4, STATE_OUTPUT, "{\"o\":4}", "{\"t\":4}");
     put(s, 0, STATE_OUTPUT, "{\"o\":0}", "{\"t\":0}");
     put(s, 3, STATE_OUTPUT, "{\"o\":\"\xE4\xBD\xA0\"}", "{\"t\":3}");
     put(s, 1, STATE_ERROR, "{\"e\":1}", "{\"t\":1}");
     put(s, 77, STATE_OUTPUT, "{\"o\":77}", "{\"t\":77}");
+    register_jobs(s, 5);
 }
 
 static int setup(void **ctx)
@@ -93,7 +102,7 @@ static int teardown(void **ctx)
 static void export_good(struct state *s, const char *path, bool force)
 {
     struct err e = {0};
-    if (export_archive(s, path, force, false, &e) != RC_OK) fail_msg("%s: %s", path, e.text);
+    if (export_archive(s, path, &(struct export_options){.force = force}, &e) != RC_OK) fail_msg("%s: %s", path, e.text);
 }
 
 static void expect_member(const char *path, const char *name, const char *text)
@@ -240,7 +249,7 @@ static void expect_refused(struct place *p, const char *name, const char *shown)
     ino_t before = inode(in(p, name));
     assert_int_not_equal(export_check(p->state, in(p, name), false, &early), RC_OK);
     assert_int_equal(early.exit_status, EXIT_NO_OUTPUT);
-    assert_int_not_equal(export_archive(p->state, in(p, name), false, false, &e), RC_OK);
+    assert_int_not_equal(export_archive(p->state, in(p, name), &plain, &e), RC_OK);
     assert_int_equal(e.exit_status, EXIT_NO_OUTPUT);
     if (!strstr(e.text, shown)) fail_msg("%s", e.text);
     assert_true(inode(in(p, name)) == before);
@@ -304,12 +313,12 @@ static void test_nothing_registered(void **ctx)
     struct state *empty = NULL;
     struct err e = {0};
     assert_int_equal(state_open(in(p, "empty"), STATE_WRITE, &empty, &e), RC_OK);
-    assert_int_not_equal(export_archive(empty, in(p, "a.tar"), false, false, &e), RC_OK);
+    assert_int_not_equal(export_archive(empty, in(p, "a.tar"), &plain, &e), RC_OK);
     assert_int_equal(e.exit_status, EXIT_NO_INPUT);
     assert_int_not_equal(access(in(p, "a.tar"), F_OK), 0);
     unsigned char digest[32] = {0};
     assert_int_equal(state_bind_identity(empty, "version=1\n", NULL), RC_OK);
-    assert_int_equal(state_register(empty, NULL, 0, digest, NULL), RC_OK);
+    assert_int_equal(state_register(empty, &(struct state_job_list){0}, digest, NULL), RC_OK);
     export_good(empty, in(p, "a.tar"), false);
     expect_member(in(p, "a.tar"), "output.jsonl", "");
     ino_t before = inode(in(p, "a.tar"));
@@ -335,12 +344,12 @@ static void test_final(void **ctx)
     assert_int_equal(state_put_attempts(p->state, key, &attempts, NULL), RC_OK);
     for (size_t i = 0; i < N_SUFFIXES; i++) {
         struct state_counts c;
-        assert_int_equal(export_archive(p->state, in(p, suffixes[i]), false, true, NULL), RC_OK);
+        assert_int_equal(export_archive(p->state, in(p, suffixes[i]), &final, NULL), RC_OK);
         expect_member(in(p, suffixes[i]), "output.jsonl", output_text);
         expect_member(in(p, suffixes[i]), "error.jsonl", expired);
         expect_member(in(p, suffixes[i]), "timing.jsonl", timing);
         ino_t before = inode(in(p, suffixes[i]));
-        assert_int_equal(export_archive(p->state, in(p, suffixes[i]), false, true, NULL), RC_OK);
+        assert_int_equal(export_archive(p->state, in(p, suffixes[i]), &final, NULL), RC_OK);
         assert_true(inode(in(p, suffixes[i])) == before);
         assert_int_equal(state_count(p->state, &c, NULL), RC_OK);
         assert_int_equal(c.pending, 1);
@@ -349,12 +358,41 @@ static void test_final(void **ctx)
     }
 }
 
+/* Records as jobs were settled: 4, 0, 3, 1; one that is settled again moves to the end, one without a result comes after all. */
+static void test_by_completion(void **ctx)
+{
+    struct place *p = *ctx;
+    const struct export_options by_completion = {.by_completion = true}, both = {.by_completion = true, .final = true};
+    for (size_t i = 0; i < N_SUFFIXES; i++) {
+        assert_int_equal(export_archive(p->state, in(p, suffixes[i]), &by_completion, NULL), RC_OK);
+        expect_member(in(p, suffixes[i]), "output.jsonl", "{\"o\":4}\n{\"o\":0}\n{\"o\":\"\xE4\xBD\xA0\"}\n");
+        expect_member(in(p, suffixes[i]), "error.jsonl", error_text);
+        expect_member(in(p, suffixes[i]), "timing.jsonl", "{\"t\":4}\n{\"t\":0}\n{\"t\":3}\n{\"t\":1}\n");
+        ino_t before = inode(in(p, suffixes[i]));
+        assert_int_equal(export_archive(p->state, in(p, suffixes[i]), &by_completion, NULL), RC_OK);
+        assert_true(inode(in(p, suffixes[i])) == before);
+        export_good(p->state, in(p, suffixes[i]), false); /* the other order of one state may replace it */
+        expect_all(in(p, suffixes[i]));
+    }
+    put(p->state, 4, STATE_OUTPUT, "{\"o\":4}", "{\"t\":4}");
+    register_jobs(p->state, 6);
+    register_jobs(p->state, 5); /* registering changes no number */
+    assert_int_equal(export_archive(p->state, in(p, "a.tar"), &by_completion, NULL), RC_OK);
+    expect_member(in(p, "a.tar"), "output.jsonl", "{\"o\":0}\n{\"o\":\"\xE4\xBD\xA0\"}\n{\"o\":4}\n");
+    expect_member(in(p, "a.tar"), "timing.jsonl", "{\"t\":0}\n{\"t\":3}\n{\"t\":1}\n{\"t\":4}\n");
+    assert_int_equal(export_archive(p->state, in(p, "a.tar"), &both, NULL), RC_OK);
+    struct buf timing = {0};
+    assert_int_equal(archive_read_member(in(p, "a.tar"), "timing.jsonl", 1 << 20, &timing, NULL), RC_OK);
+    assert_non_null(strstr(timing.data, "{\"t\":4}\n{\"custom_id\":\"j2\""));
+    buf_free(&timing);
+}
+
 static void test_folder_missing(void **ctx)
 {
     struct place *p = *ctx;
     struct err e = {0};
     assert_int_not_equal(export_check(p->state, in(p, "no/such/a.tar"), false, NULL), RC_OK);
-    assert_int_not_equal(export_archive(p->state, in(p, "no/such/a.tar"), false, false, &e), RC_OK);
+    assert_int_not_equal(export_archive(p->state, in(p, "no/such/a.tar"), &plain, &e), RC_OK);
     assert_int_equal(e.exit_status, EXIT_NO_OUTPUT);
 }
 
@@ -370,6 +408,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_damaged_members_are_replaced, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nothing_registered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_final, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_by_completion, setup, teardown),
         cmocka_unit_test_setup_teardown(test_folder_missing, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

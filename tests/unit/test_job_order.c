@@ -12,6 +12,12 @@
 
 static const struct job_head *head_of(const void *ctx, size_t index) { return (const struct job_head *)ctx + index; }
 
+static int no_priority(const void *ctx, size_t index)
+{
+    (void)ctx, (void)index;
+    return 0;
+}
+
 static struct job_head head_of_text(const char *text)
 {
     struct job_part part = {.text = (char *)(uintptr_t)text, .text_len = strlen(text)};
@@ -39,12 +45,41 @@ static void test_jobs_that_begin_alike_lie_together(void **state)
     }
     heads[JOBS - 1] = head_of_text("Short.");
     for (size_t i = 0; i < JOBS; i++) order[i] = i;
-    job_order_by_head(head_of, heads, order, JOBS);
+    const struct job_order by_head = {no_priority, head_of, heads};
+    job_order_sort(&by_head, order, JOBS);
     for (size_t i = 0; i < JOBS; i++) at[order[i]] = i;
     for (size_t i = 0; i < 2; i++) { /* jobs i, i + 2, i + 4 share a text, the first and the last the question as well */
         assert_int_equal(at[i + 4], at[i] + 1);
         assert_true(at[i + 2] + 1 == at[i] || at[i + 2] == at[i + 4] + 1);
     }
+}
+
+static int priority_of(const void *ctx, size_t index)
+{
+    (void)ctx;
+    static const int priorities[] = {0, -3, 5, 0, 5, 1000};
+    return priorities[index];
+}
+
+/* Priorities come before heads, and without heads the input's order stays within one. */
+static void test_priorities_come_first(void **state)
+{
+    (void)state;
+    enum { JOBS = 6 };
+    static const size_t by_input[JOBS] = {5, 2, 4, 0, 3, 1};
+    struct job_head heads[JOBS] = {0};
+    size_t order[JOBS];
+    struct job_order o = {priority_of, NULL, heads};
+    for (size_t i = 0; i < JOBS; i++) order[i] = i;
+    job_order_sort(&o, order, JOBS);
+    assert_memory_equal(order, by_input, sizeof order);
+
+    heads[2].cut[0] = 9; /* after 4, which is of its priority */
+    heads[0].cut[0] = 9;
+    static const size_t by_head[JOBS] = {5, 4, 2, 3, 0, 1};
+    o.head_of = head_of;
+    job_order_sort(&o, order, JOBS);
+    assert_memory_equal(order, by_head, sizeof order);
 }
 
 /* Hashes agree exactly as far as the bytes do; a document stands for its digest. */
@@ -77,6 +112,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_jobs_that_begin_alike_lie_together),
+        cmocka_unit_test(test_priorities_come_first),
         cmocka_unit_test(test_heads_agree_as_far_as_bytes_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -71,7 +71,7 @@ static enum rc load(struct place *p, bool skip, bool both, struct job_set *set, 
     struct options o = {.files = {p->a, p->b}, .n_files = both ? 2 : 1, .skip_bad_lines = skip};
     p->n_seen = 0;
     *e = (struct err){0};
-    return job_set_load(&o, remember, p, set, e);
+    return job_set_load(&o, NULL, remember, p, set, e);
 }
 
 static void expect_seen(const struct place *p, size_t i, const char *file, int line, int column, const char *code)
@@ -330,9 +330,82 @@ static void test_pinned_documents(void **ctx)
 
     struct state_job job;
     assert_int_equal(state_job_count(s), 1);
-    assert_int_equal(state_job_at(s, 0, &job, &e), RC_OK);
+    struct buf scratch = {0};
+    assert_int_equal(state_job_at(s, 0, &scratch, &job, &e), RC_OK);
     assert_string_equal(job.custom_id, "j1");
     assert_string_equal(job.source, p->a);
+    buf_free(&scratch);
+    state_close(s);
+}
+
+static enum rc load_known(struct place *p, struct state *known, struct job_set *set, struct err *e)
+{
+    struct options o = {.files = {p->a}, .n_files = 1};
+    p->n_seen = 0;
+    *e = (struct err){0};
+    return job_set_load(&o, known, remember, p, set, e);
+}
+
+static void answer(struct state *s, const struct job_entry *entry, enum state_result_kind kind)
+{
+    const struct state_result r = {.kind = kind, .record = "{}", .record_len = 2, .timing = "{}", .timing_len = 2};
+    struct err e = {0};
+    if (state_put_result(s, entry->key, &r, &e) != RC_OK) fail_msg("%s", e.text);
+}
+
+/* Lines with an answer are taken over, whole, and only where they are the same line in the same place. */
+static void test_settled_lines(void **ctx)
+{
+    struct place *p = *ctx;
+    struct job_set set, again;
+    struct err e;
+    struct state *s = NULL;
+    write_file(p->doc, "text");
+    static const char lines[] = CHAT("j1", "[{\"type\":\"document\",\"path\":\"doc.txt\"}]") CHAT("j2", "\"x\"") CHAT("j3", "\"y\"");
+    write_file(p->a, lines);
+    assert_int_equal(state_open(p->state, STATE_WRITE, &s, &e), RC_OK);
+    assert_int_equal(load_known(p, s, &set, &e), RC_OK);
+    assert_int_equal(job_set_register(&set, s, "identity", &e), RC_OK);
+    answer(s, &set.entries[0], STATE_OUTPUT);
+    answer(s, &set.entries[1], STATE_ERROR);
+
+    assert_int_equal(load_known(p, s, &again, &e), RC_OK);
+    assert_true(again.entries[0].settled && !again.entries[1].settled && !again.entries[2].settled);
+    assert_int_equal(job_set_register(&again, s, "identity", &e), RC_OK);
+    assert_memory_equal(again.input_digest, set.input_digest, 32);
+    for (size_t i = 0; i < 3; i++) {
+        const struct job_entry *a = &set.entries[i], *b = &again.entries[i];
+        assert_memory_equal(a->key, b->key, 32);
+        assert_memory_equal(a->line_digest, b->line_digest, 32);
+        assert_string_equal(a->custom_id, b->custom_id);
+        assert_true(a->line == b->line && a->byte == b->byte && a->len == b->len && a->n_documents == b->n_documents);
+        assert_int_equal(a->document_digests_bytes, b->document_digests_bytes);
+    }
+    assert_memory_equal(again.entries[0].document_digests, set.entries[0].document_digests, 32);
+    job_set_free(&again);
+
+    /* Doubled, and moved. */
+    char text[sizeof lines + 200];
+    snprintf(text, sizeof text, "%s%s", lines, CHAT("j1", "\"x\""));
+    write_file(p->a, text);
+    assert_int_equal(load_known(p, s, &again, &e), RC_BAD_INPUT);
+    assert_int_equal(p->n_seen, 1);
+    assert_string_equal(p->seen[0].code, "duplicate_custom_id");
+    job_set_free(&again);
+    snprintf(text, sizeof text, "%s%s", CHAT("j0", "\"x\""), lines);
+    write_file(p->a, text);
+    assert_int_equal(load_known(p, s, &again, &e), RC_OK);
+    for (size_t i = 0; i < 4; i++) assert_false(again.entries[i].settled);
+    job_set_free(&again);
+
+    /* In its place, after another of its name. */
+    answer(s, &set.entries[1], STATE_OUTPUT);
+    write_file(p->a, CHAT("j2", "\"z\"") CHAT("j2", "\"x\"") CHAT("j3", "\"y\""));
+    assert_int_equal(load_known(p, s, &again, &e), RC_BAD_INPUT);
+    assert_int_equal(p->n_seen, 1);
+    expect_seen(p, 0, p->a, 2, 2, "duplicate_custom_id");
+    job_set_free(&again);
+    job_set_free(&set);
     state_close(s);
 }
 
@@ -348,6 +421,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_changed_line, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keys, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pinned_documents, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_settled_lines, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -298,12 +298,41 @@ static void test_tandem(void **state)
     (void)state;
     expect_timeout(HEAD "{" HELLO "}}", 0, NULL);
     expect_timeout(HEAD "{" HELLO "},\"tandem\":null}", 0, NULL);
-    expect_timeout(HEAD "{" HELLO "},\"tandem\":{}}", 0, "{}");
+    expect_timeout(HEAD "{" HELLO "},\"tandem\":{}}", 0, NULL);
     expect_timeout(TIMEOUT("null"), 0, "{\"timeout_s\":null}");
     expect_timeout(TIMEOUT("30"), 30000000, "{\"timeout_s\":30}");
     expect_timeout(TIMEOUT("0.25"), 250000, "{\"timeout_s\":0.25}");
     expect_timeout(TIMEOUT("0.001"), 1000, "{\"timeout_s\":0.001}");
     expect_timeout(TIMEOUT("31536000"), 31536000000000, "{\"timeout_s\":31536000}");
+}
+
+#define PRIORITY(value) HEAD "{" HELLO "},\"tandem\":{\"priority\":" value "}}"
+
+/* When a job starts is no part of what it is. */
+static void test_priority(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line;
+        int priority;
+        const char *canonical;
+    } good[] = {
+        {HEAD "{" HELLO "},\"tandem\":{\"timeout_s\":30}}", 0, "{\"timeout_s\":30}"},
+        {HEAD "{" HELLO "},\"tandem\":{\"timeout_s\":30,\"priority\":7}}", 7, "{\"timeout_s\":30}"},
+        {PRIORITY("null"), 0, NULL},
+        {PRIORITY("0"), 0, NULL},
+        {PRIORITY("-1000"), -1000, NULL},
+        {PRIORITY("1000"), 1000, NULL},
+        {PRIORITY("5.0"), 5, NULL},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        struct job_spec s;
+        expect_fine(good[i].line, &s);
+        assert_int_equal(s.priority, good[i].priority);
+        if (good[i].canonical) assert_string_equal(s.canonical_tandem, good[i].canonical);
+        else assert_null(s.canonical_tandem);
+        job_spec_free(&s);
+    }
 }
 
 /* --- a body that is not ------------------------------------------------------------------------------------------- */
@@ -341,6 +370,21 @@ static void test_bad_tandem(void **state)
         snprintf(line, sizeof line, HEAD "{" HELLO "},\"tandem\":%s}", no_objects[i]);
         expect_fault(line, "invalid_type", "tandem");
     }
+    static const char *const no_priorities[] = {"1001", "-1001", "1e300", "99999999999999999999"};
+    static const char *const no_integers[] = {"\"5\"", "true", "[5]", "{}", "0.5"};
+    for (size_t i = 0; i < sizeof no_priorities / sizeof *no_priorities; i++) {
+        snprintf(line, sizeof line, PRIORITY("%s"), no_priorities[i]);
+        expect_fault(line, "invalid_value", "tandem.priority");
+    }
+    for (size_t i = 0; i < sizeof no_integers / sizeof *no_integers; i++) {
+        snprintf(line, sizeof line, PRIORITY("%s"), no_integers[i]);
+        expect_fault(line, "invalid_type", "tandem.priority");
+    }
+    /* A wrong one is part of what the job is, so that putting it right makes another job of it. */
+    struct job_spec s;
+    parse(PRIORITY("1001"), &s);
+    assert_string_equal(s.canonical_tandem, "{\"priority\":1001}");
+    job_spec_free(&s);
     expect_fault(HEAD "{" HELLO "},\"tandem\":{\"timeout\":30}}", "unknown_parameter", "tandem.timeout");
     expect_fault(HEAD "{" HELLO ",\"tandem\":{}}}", "unknown_parameter", "tandem"); /* inside body it is nobody's */
     expect_fault(HEAD "{" HELLO ",\"n\":2},\"tandem\":1}", "invalid_value", "n"); /* body comes first */
@@ -758,6 +802,7 @@ int main(void)
         cmocka_unit_test(test_completion),
         cmocka_unit_test(test_canonical_body),
         cmocka_unit_test(test_tandem),
+        cmocka_unit_test(test_priority),
         cmocka_unit_test(test_bad_tandem),
         cmocka_unit_test(test_seed_of_id),
         cmocka_unit_test(test_numbers),

@@ -22,6 +22,7 @@ static int nothing(const struct options *o)
 
 const struct command command_table[] = {{"check", "JOBS...", "Checks.", nothing, false},
                                         {"run", "JOBS... --model M --out OUT", "Runs.", nothing, false},
+                                        {"plan", "JOBS", "Plans.", nothing, false},
                                         {"status", "OUT", "Counts.", nothing, false},
                                         {"export", "--out OUT", "Exports.", nothing, false},
                                         {"model", "M", "Shows.", nothing, false},
@@ -150,6 +151,14 @@ static void test_every_type(void **ctx)
     assert_int_equal(o.job_timeout_us, 1500000);
     good("export --out x --final", &o);
     assert_true(o.final);
+    good("run a --model m --out x --order tree --output-order completion", &o);
+    assert_string_equal(o.order, "tree");
+    assert_true(o.output_by_completion);
+    good("export --out x --output-order input", &o);
+    assert_false(o.output_by_completion);
+    good("plan a b --model m --json --prefill-rate 1500.5 --decode-rate 40", &o);
+    assert_int_equal(o.n_files, 2);
+    assert_true(o.json && o.prefill_rate == 1500.5 && o.decode_rate == 40);
     good("status out.tar --json", &o);
     assert_true(o.json);
     good("tokenize m --show", &o);
@@ -211,6 +220,11 @@ static void test_bad_values(void **ctx)
     bad("run a --model m --out x --window 06:00-06:00", "two different times");
     bad("run a --model m --out x --job-timeout 0", "--job-timeout 0: must be a number from 0.001 to 31536000");
     bad("check a --until 06:00", "no option --until");
+    bad("run a --model m --out x --output-order tree", "--output-order tree: must be one of input|completion");
+    bad("plan --model m", "tandem plan needs job files");
+    bad("plan a", "tandem plan needs --model");
+    bad("plan a --model m --decode-rate 5", "--prefill-rate and --decode-rate");
+    bad("plan a --model m --prefill-rate 0 --decode-rate 5", "--prefill-rate 0");
 }
 
 static void test_rules(void **ctx)

@@ -95,9 +95,12 @@ static void test_elsewhere_only_the_final_line(void **ctx)
         p.last_us -= 3600000000; /* an hour passes */
         progress_update(&p, i + 1, 0, i * 10);
     }
+    p.prompt_tokens = 700;
+    p.cached_tokens = 448;
     progress_finish(&p, "", "out.tar");
     capture_end(&c, text, sizeof text);
     assert_int_equal(strncmp(text, "tandem: 10 jobs: 10 done, 0 failed, 0 pending; 90 tokens in 0s", 62), 0);
+    assert_non_null(strstr(text, "; 448 of 700 prompt tokens from the cache; out.tar\n"));
     assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
 }
 

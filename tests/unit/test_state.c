@@ -80,29 +80,30 @@ static enum rc put_text(struct state *s, int i, enum state_result_kind kind, con
 {
     unsigned char key[32];
     key_of(i, key);
-    struct state_result r = {kind, record, strlen(record), "{\"t\":1}", 7};
+    struct state_result r = {.kind = kind, .record = record, .record_len = strlen(record), .timing = "{\"t\":1}", .timing_len = 7};
     return state_put_result(s, key, &r, e);
+}
+
+static void job_at(const void *ctx, size_t i, struct state_job *out)
+{
+    char *id = (char *)(uintptr_t)ctx;
+    snprintf(id, 24, "job-%zu", i);
+    *out = (struct state_job){.custom_id = id,
+                              .source = "jobs.jsonl",
+                              .line = (int64_t)i + 1,
+                              .line_digest = {(unsigned char)i},
+                              .document_digests = "0123456789abcdef0123456789abcdef",
+                              .document_digests_bytes = i % 2 ? 32 : 0};
+    key_of((int)i, out->key);
 }
 
 static void register_some(struct state *s, int n)
 {
-    struct state_job *jobs = calloc((size_t)n, sizeof *jobs);
-    char(*ids)[24] = calloc((size_t)n, sizeof *ids);
-    for (int i = 0; i < n; i++) {
-        snprintf(ids[i], sizeof ids[i], "job-%d", i);
-        key_of(i, jobs[i].key);
-        jobs[i].custom_id = ids[i];
-        jobs[i].source = "jobs.jsonl";
-        jobs[i].line = i + 1;
-        jobs[i].line_digest[0] = (unsigned char)i;
-        jobs[i].document_digests = "0123456789abcdef0123456789abcdef";
-        jobs[i].document_digests_bytes = i % 2 ? 32 : 0;
-    }
+    char id[24];
+    const struct state_job_list jobs = {(size_t)n, job_at, id};
     unsigned char digest[32] = {1, 2, (unsigned char)n};
     struct err e = {0};
-    if (state_register(s, jobs, (size_t)n, digest, &e) != RC_OK) fail_msg("%s", e.text);
-    free(ids);
-    free(jobs);
+    if (state_register(s, &jobs, digest, &e) != RC_OK) fail_msg("%s", e.text);
 }
 
 static void test_forgetting(void **ctx)
@@ -206,8 +207,10 @@ static void test_round_trip(void **ctx)
     assert_int_equal(c.failed, 1);
     assert_int_equal(c.pending, 3);
     struct state_job j, k;
-    assert_int_equal(state_job_at(s, 3, &j, &e), RC_OK);
-    assert_int_equal(state_job_at(s, 4, &k, &e), RC_OK);
+    struct buf first = {0}, second = {0};
+    assert_int_equal(state_job_at(s, 3, &first, &j, &e), RC_OK);
+    assert_int_equal(state_job_at(s, 4, &second, &k, &e), RC_OK);
+    assert_int_equal(state_job_at(s, 5, &second, &k, NULL), RC_FAILED);
     assert_string_equal(j.custom_id, "job-3");
     assert_string_equal(k.source, "jobs.jsonl");
     assert_int_equal(j.line, 4);
@@ -223,6 +226,8 @@ static void test_round_trip(void **ctx)
     assert_memory_equal(r.timing, "{\"t\":1}", 7);
     assert_int_equal(state_get_result(s, k.key, &scratch, &r, &e), RC_RETRY);
     assert_int_equal(put_text(s, 1, STATE_OUTPUT, "x", &e), RC_FAILED);
+    buf_free(&first);
+    buf_free(&second);
     buf_free(&scratch);
     state_close(s);
 }
@@ -584,6 +589,13 @@ static void test_random_damage_is_never_a_wrong_answer(void **ctx)
         close(fd);
         struct err e = {0};
         struct state *s = NULL;
+        struct state_counts counts;
+        char id[STATE_ID_CHARS + 1];
+        if (state_peek(p->folder, STATE_READ, &counts, id, &e) == RC_OK)
+            assert_true(counts.jobs == 40 && counts.done == 40 && !counts.failed && !counts.pending);
+        else
+            assert_int_equal(e.exit_status, EXIT_IO);
+        e = (struct err){0};
         if (state_open(p->folder, STATE_READ, &s, &e) != RC_OK) {
             assert_int_equal(e.exit_status, EXIT_IO);
             refused++;
@@ -656,12 +668,26 @@ static void test_other_schema_version(void **ctx)
     state_value_seal(&value, name, 6);
     MDB_val k = {6, name}, v = {value.len, value.data};
     assert_int_equal(mdb_put(txn, dbi, &k, &v, 0), 0);
+    /* Whole, of fields that this version does not know: no damage. */
+    unsigned char key[32];
+    key_of(3, key);
+    assert_int_equal(mdb_dbi_open(txn, "results", 0, &dbi), 0);
+    state_value_start(&value);
+    buf_append(&value, "other fields", 12);
+    state_value_seal(&value, key, sizeof key);
+    k = (MDB_val){sizeof key, key}, v = (MDB_val){value.len, value.data};
+    assert_int_equal(mdb_put(txn, dbi, &k, &v, 0), 0);
     assert_int_equal(mdb_txn_commit(txn), 0);
     mdb_env_close(env);
     buf_free(&value);
     struct err e = open_bad(p->folder, STATE_WRITE);
     assert_int_equal(e.exit_status, EXIT_CONFIG);
     assert_non_null(strstr(e.text, "version 9"));
+    struct state_counts counts;
+    char id[STATE_ID_CHARS + 1];
+    e = (struct err){0};
+    assert_int_not_equal(state_peek(p->folder, STATE_READ, &counts, id, &e), RC_OK);
+    assert_string_equal(e.code, "state_version");
 }
 
 static void test_reader_beside_writer(void **ctx)
@@ -705,6 +731,87 @@ static void test_reader_beside_writer(void **ctx)
     close(to_child[0]), close(to_child[1]), close(to_parent[0]), close(to_parent[1]);
 }
 
+static void expect_counts(const struct place *p, struct state *s, struct state_counts want)
+{
+    struct state_counts open = {0}, peeked = {0};
+    char id[STATE_ID_CHARS + 1];
+    struct err e = {0};
+    assert_int_equal(state_count(s, &open, &e), RC_OK);
+    if (state_peek(p->folder, STATE_READ, &peeked, id, &e) != RC_OK) fail_msg("%s", e.text);
+    assert_memory_equal(&open, &want, sizeof want);
+    assert_memory_equal(&peeked, &want, sizeof want);
+    assert_string_equal(id, state_id(s));
+}
+
+static void put_counted(struct state *s, int i, enum state_result_kind kind, int64_t prompt, int64_t cached, int64_t completion)
+{
+    unsigned char key[32];
+    struct err e = {0};
+    key_of(i, key);
+    const struct state_result r = {.kind = kind, .record = "{}", .record_len = 2, .timing = "{}", .timing_len = 2,
+                                   .prompt_tokens = prompt, .cached_tokens = cached, .completion_tokens = completion};
+    if (state_put_result(s, key, &r, &e) != RC_OK) fail_msg("%s", e.text);
+}
+
+/* The counts that every change keeps are those of the registered jobs, whatever happened in which order. */
+static void test_counts(void **ctx)
+{
+    struct place *p = *ctx;
+    struct err e = {0};
+    struct state *s = open_good(p->folder, STATE_WRITE);
+    unsigned char key[32];
+    uint64_t first, second;
+    expect_counts(p, s, (struct state_counts){0});
+    register_some(s, 4);
+    expect_counts(p, s, (struct state_counts){.jobs = 4, .pending = 4});
+    key_of(2, key);
+    assert_int_equal(state_put_attempts(s, key, &(struct state_attempts){.attempts = 1, .running = true}, &e), RC_OK);
+    assert_int_equal(state_put_attempts(s, key, &(struct state_attempts){.attempts = 3, .rank_restarts = 2, .running = true}, &e), RC_OK);
+    put_counted(s, 2, STATE_ERROR, 100, 64, 0);
+    put_counted(s, 3, STATE_OUTPUT, 1000, 512, 7);
+    expect_counts(p, s, (struct state_counts){4, 1, 1, 2, 1100, 576, 7, 3, 2});
+    assert_int_equal(state_result_settled(s, key, &first, &e), RC_OK);
+    put_counted(s, 2, STATE_OUTPUT, 100, 0, 20); /* again: its first outcome is none any more */
+    expect_counts(p, s, (struct state_counts){4, 2, 0, 2, 1100, 512, 27, 3, 2});
+    assert_int_equal(state_result_settled(s, key, &second, &e), RC_OK);
+    assert_true(first == 1 && second == 3);
+    register_some(s, 3); /* job 3 is gone, and its counts */
+    expect_counts(p, s, (struct state_counts){3, 1, 0, 2, 100, 0, 20, 3, 2});
+    register_some(s, 5);
+    expect_counts(p, s, (struct state_counts){5, 2, 0, 3, 1100, 512, 27, 3, 2});
+    put_counted(s, 0, STATE_OUTPUT, 1, 0, 1);
+    key_of(0, key);
+    assert_int_equal(state_result_settled(s, key, &second, &e), RC_OK);
+    assert_int_equal(second, 4);
+    key_of(1, key);
+    assert_int_equal(state_result_settled(s, key, &second, &e), RC_OK);
+    assert_int_equal(second, 0);
+    state_close(s);
+}
+
+/* Peeking reads little, and what it reads it checks. */
+static void test_peek_at_damage(void **ctx)
+{
+    struct place *p = *ctx;
+    struct state_counts c;
+    char id[STATE_ID_CHARS + 1];
+    struct err e = {0};
+    assert_int_equal(state_peek(p->folder, STATE_READ, &c, id, &e), RC_BAD_INPUT);
+    assert_int_equal(e.exit_status, EXIT_NO_INPUT);
+    make_filled(p->folder);
+    assert_int_equal(state_peek(p->folder, STATE_READ, &c, id, NULL), RC_OK);
+    poke(p->folder, "totals");
+    char path[160];
+    snprintf(path, sizeof path, "%s/data.mdb", p->folder);
+    for (int damage = 0; damage < 2; damage++) {
+        e = (struct err){0};
+        assert_int_not_equal(state_peek(p->folder, STATE_READ, &c, id, &e), RC_OK);
+        assert_string_equal(e.code, "state_damaged");
+        assert_int_equal(e.exit_status, EXIT_IO);
+        assert_int_equal(truncate(path, 9000), 0);
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -730,6 +837,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_database_of_another_state, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_schema_version, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reader_beside_writer, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_counts, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_peek_at_damage, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
