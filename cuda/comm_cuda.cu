@@ -184,7 +184,7 @@ static enum rc cuda_all_gather_columns(struct comm *c, const float *mine_dev, in
                           "a gather has columns outside of its rows, or more than the comm was opened for", e);
     if (!rows) return RC_OK;
     if (c->ranks > 1) {
-        mail_gather(&m->op, &m->path[m->columns].mail, ++m->gathers, mine_dev, rows, range_of_rank, row_width, out);
+        mail_gather(&m->op, &m->path[m->columns].mail, mine_dev, rows, range_of_rank, row_width, out);
     } else if (range_of_rank[0].count) {
         const size_t n_bytes = (size_t)range_of_rank[0].count * sizeof(float);
         cudaMemcpy2DAsync(out + range_of_rank[0].first, pitch, mine_dev, n_bytes, n_bytes, (size_t)rows,

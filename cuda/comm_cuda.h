@@ -3,7 +3,7 @@
  * rank's partial is rounded once to bfloat16, then added in FP32 in rank order, then added to the residual. One rank
  * alone rounds its partial too.
  *
- * Sums may be captured into graphs, gathers may not. A kernel that waits for a peer too long, or whose host calls it
+ * Sums and gathers may be captured into graphs. A kernel that waits for a peer too long, or whose host calls it
  * off, ends without a result, and so do all later ones; comm_cuda_check tells. */
 #ifndef TANDEM_COMM_CUDA_H
 #define TANDEM_COMM_CUDA_H

@@ -27,7 +27,6 @@ struct comm_cuda {
     char why_not[SUM_PATHS][INBOX_WHY_BYTES];
     struct comm_nccl *nccl;
     enum sum_path words, bulk, columns; /* chosen for small sums, large sums, gathers */
-    uint32_t gathers;
     struct err lost; /* what poll saw */
 };
 

@@ -375,7 +375,7 @@ static __global__ void __launch_bounds__(BULK_THREADS)
     add_to_residual(j.residual + i, sum, out);
 }
 
-/* ---- gathers: one kernel sends this rank's columns, the next takes everybody's to host memory ---- */
+/* ---- gathers: one kernel sends this rank's columns, the next takes everybody's; where a block is enough, one does both ---- */
 
 struct columns {
     const float *mine;
@@ -384,12 +384,21 @@ struct columns {
     float *out;
 };
 
-static __global__ void __launch_bounds__(BULK_THREADS)
-    gather_send_kernel(const __grid_constant__ struct mail m, struct columns g, uint32_t number)
+/* The number of this gather, and whether the path still works, by one thread, to all. */
+static __device__ __forceinline__ bool take_number(const struct mail &m, uint32_t *number)
 {
-    pdl_go();
-    pdl_wait();
-    if (*(const volatile uint32_t *)&m.state->dead) return; /* flags are of no use then */
+    __shared__ uint32_t shared_number, shared_dead;
+    if (threadIdx.x == 0) {
+        shared_number = *(const volatile uint32_t *)&m.state->gathers + 1;
+        shared_dead = *(const volatile uint32_t *)&m.state->dead; /* flags are of no use then */
+    }
+    __syncthreads();
+    *number = shared_number;
+    return !shared_dead;
+}
+
+static __device__ __forceinline__ void send_columns(const struct mail &m, const struct columns &g, uint32_t number)
+{
     const size_t floats = (size_t)g.rows * g.of_rank[m.rank].count,
                  part = m.at.gather + (number & 1) * m.at.gather_bytes;
     for (size_t i = (size_t)blockIdx.x * BULK_THREADS + threadIdx.x; i < floats;
@@ -401,13 +410,9 @@ static __global__ void __launch_bounds__(BULK_THREADS)
     raise_flags(m, m.at.gather_flags, number);
 }
 
-/* Each block takes of every rank just what that rank's block of the same number has sent. */
-static __global__ void __launch_bounds__(BULK_THREADS)
-    gather_take_kernel(const __grid_constant__ struct mail m, struct columns g, uint32_t number)
+/* Each block takes of every rank just what that rank's block of the same number has sent. The last one to be done counts. */
+static __device__ __forceinline__ void take_columns(const struct mail &m, const struct columns &g, uint32_t number)
 {
-    pdl_go();
-    pdl_wait();
-    if (*(const volatile uint32_t *)&m.state->dead) return;
     const size_t part = m.at.gather + (number & 1) * m.at.gather_bytes;
     for (int turn = 0; turn < m.ranks; turn++) {
         const int r = (m.rank + turn) % m.ranks; /* the own columns first: the others' are on their way */
@@ -421,9 +426,39 @@ static __global__ void __launch_bounds__(BULK_THREADS)
             g.out[row * g.row_width + range.first + column] = *(const volatile float *)&from[i];
         }
     }
+    if (threadIdx.x || atomicAdd(&m.state->gather_blocks, 1u) + 1 < gridDim.x) return;
+    m.state->gather_blocks = 0;
+    m.state->gathers = number;
 }
 
-/* ---- launchers ---- */
+static __global__ void __launch_bounds__(BULK_THREADS)
+    gather_send_kernel(const __grid_constant__ struct mail m, struct columns g)
+{
+    uint32_t number;
+    pdl_go();
+    pdl_wait();
+    if (take_number(m, &number)) send_columns(m, g, number);
+}
+
+static __global__ void __launch_bounds__(BULK_THREADS)
+    gather_take_kernel(const __grid_constant__ struct mail m, struct columns g)
+{
+    uint32_t number;
+    pdl_go();
+    pdl_wait();
+    if (take_number(m, &number)) take_columns(m, g, number);
+}
+
+static __global__ void __launch_bounds__(BULK_THREADS)
+    gather_kernel(const __grid_constant__ struct mail m, struct columns g)
+{
+    uint32_t number;
+    pdl_go();
+    pdl_wait();
+    if (!take_number(m, &number)) return;
+    send_columns(m, g, number);
+    take_columns(m, g, number);
+}
 
 struct mail_layout mail_layout_make(size_t max_values, size_t most_piece_values, size_t gather_floats)
 {
@@ -447,7 +482,7 @@ enum rc mail_preload(struct err *e)
         (const void *)sum_norm_kernel<1>,  (const void *)sum_norm_kernel<2>,  (const void *)sum_norm_kernel<3>,
         (const void *)sum_norm_kernel<4>,  (const void *)sum_alone_kernel,    (const void *)bulk_send_kernel,
         (const void *)bulk_add_kernel,     (const void *)round_kernel,        (const void *)add_rounded_kernel,
-        (const void *)gather_send_kernel,  (const void *)gather_take_kernel};
+        (const void *)gather_send_kernel,  (const void *)gather_take_kernel, (const void *)gather_kernel};
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
         struct cudaFuncAttributes a;
         cudaError_t status = cudaFuncGetAttributes(&a, kernels[i]);
@@ -531,7 +566,7 @@ void mail_sum_norm(const struct op_context *c, const struct mail *m, const struc
     cudaLaunchKernelEx(&config, kernel, *m, *j, *n, decode_values(j), chunks);
 }
 
-void mail_gather(const struct op_context *c, const struct mail *m, uint32_t number, const float *mine, int rows,
+void mail_gather(const struct op_context *c, const struct mail *m, const float *mine, int rows,
                  const struct range *range_of_rank, int row_width, float *out)
 {
     struct columns g = {};
@@ -542,8 +577,12 @@ void mail_gather(const struct op_context *c, const struct mail *m, uint32_t numb
         if (range_of_rank[r].count > most) most = range_of_rank[r].count;
     }
     const dim3 grid = bulk_grid(m, (size_t)rows * (size_t)most, 4 * BULK_THREADS); /* the same on all ranks */
-    op_launch(c, gather_send_kernel, grid, dim3(BULK_THREADS), 0, *m, g, number);
-    op_launch(c, gather_take_kernel, grid, dim3(BULK_THREADS), 0, *m, g, number);
+    if (grid.x == 1) {
+        op_launch(c, gather_kernel, grid, dim3(BULK_THREADS), 0, *m, g);
+        return;
+    }
+    op_launch(c, gather_send_kernel, grid, dim3(BULK_THREADS), 0, *m, g);
+    op_launch(c, gather_take_kernel, grid, dim3(BULK_THREADS), 0, *m, g);
 }
 
 void sum_round(const struct op_context *c, const struct sum_job *j, void *to_bf16)

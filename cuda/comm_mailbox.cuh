@@ -11,8 +11,7 @@
  *   gather        two parts of float32 and a flag per block
  *
  * Steps count the uses of a slot. They lie in device memory and are raised by the kernels, so that a captured graph
- * can be replayed (those of gathers, which are not captured, are counted by the host). A block has its own steps,
- * since grids differ. A step is 32 bits and comes round after 4e9 uses of a slot, which leave no word of an earlier
+ * can be replayed. A block has its own steps, since grids differ; gathers are counted as a whole, since a part of one is any block's. A step is 32 bits and comes round after 4e9 uses of a slot, which leave no word of an earlier
  * round in it. Two slots by parity suffice: a rank sends step s + 2 after it received s + 1, which its peer sends
  * after it has read s: kernels of one rank follow each other. */
 #ifndef TANDEM_COMM_MAILBOX_CUH
@@ -46,7 +45,8 @@ struct mail_layout {
 /* Device memory of one rank and path, zero at first, written by its kernels alone. */
 struct mail_state {
     uint32_t dead; /* a wait was given up: nothing works any more */
-    uint32_t reserved[31];
+    uint32_t gathers, gather_blocks; /* done; blocks of the present one that are done with it */
+    uint32_t reserved[29];
     uint32_t step[MAIL_BLOCKS], bulk_step[BULK_BLOCKS];
 };
 
@@ -110,9 +110,8 @@ struct sum_norm {
 bool mail_sum_norm_takes(const struct mail *m, const struct sum_job *j);
 void mail_sum_norm(const struct op_context *c, const struct mail *m, const struct sum_job *j, const struct sum_norm *n);
 
-/* number: of gathers on this path, from 1, the same on all ranks. Each rank's part has at most gather_floats. */
-void mail_gather(const struct op_context *c, const struct mail *m, uint32_t number, const float *mine, int rows,
-                 const struct range *range_of_rank, int row_width, float *out);
+/* Each rank's part has at most gather_floats. */
+void mail_gather(const struct op_context *c, const struct mail *m, const float *mine, int rows, const struct range *range_of_rank, int row_width, float *out);
 
 /* The halves of a sum around a library's all-gather: this rank's values in bfloat16; residual += the ranks' values,
  * stride values apart. */

@@ -29,7 +29,7 @@ extern "C" {
 #include "weights.h"
 
 enum {
-    MAX_RECORDINGS = 128,
+    MAX_RECORDINGS = 256,
     DECODE_SEGMENTS = 64,
     DECODE_ROWS = DECODE_SEGMENTS * (KERN_MAX_DRAFTS + 1),
     STAGES = KERN_MAX_DRAFTS + 2, /* batches of a round: passes of the MTP layer, and the step; with one to spare none waits for another */
@@ -69,9 +69,8 @@ struct kern_cuda {
     char numerics[32];
 
     char *stage[STAGES], *batch_dev; /* pinned staging of batches in turn, and the copy that kernels see */
-    cudaEvent_t stage_copied[STAGES];
     size_t batch_bytes;              /* of each */
-    int next_stage;
+    int stages_used; /* since the stream was last known to be idle */
     struct device_batch batch;
     int longest; /* positions of the batch's longest sequence */
 
@@ -129,6 +128,7 @@ static enum rc finish(struct kern *k, struct err *e)
         if (i % QUERIES_OF_A_POLL == QUERIES_OF_A_POLL - 1 && c->comm) comm_cuda_poll(c->comm);
     }
     keep_failure(c, status, "computing");
+    c->stages_used = 0;
     if (c->comm) {
         const enum rc rc = comm_cuda_check(c->comm, e);
         if (rc != RC_OK) return rc;
@@ -332,16 +332,11 @@ static void host_free(struct kern *k, void *host)
     if (host) cudaFreeHost(host);
 }
 
-static void fetch(struct kern *k, void *host, const void *dev, size_t n_bytes)
-{
-    struct kern_cuda *c = context(k);
-    if (n_bytes) keep_failure(c, cudaMemcpyAsync(host, dev, n_bytes, cudaMemcpyDeviceToHost, c->context.stream), "fetching results");
-}
-
 static void to_host(struct kern *k, void *host, const void *dev, size_t n_bytes)
 {
     struct kern_cuda *c = context(k);
-    fetch(k, host, dev, n_bytes);
+    if (!n_bytes) return;
+    keep_failure(c, cudaMemcpyAsync(host, dev, n_bytes, cudaMemcpyDeviceToHost, c->context.stream), "copying to the host");
     keep_failure(c, cudaStreamSynchronize(c->context.stream), "copying to the host");
 }
 
@@ -480,14 +475,14 @@ static void begin(struct kern *k, const struct kern_batch *b)
     for (int i = 0; i < b->n_segments; i++) n_tables += b->segments[i].pages ? (size_t)pages_of(&b->segments[i]) : 0;
     const struct batch_layout l = layout_of(b, n_tables);
     if (!grow_batch(c, l.n_bytes)) return;
-    char *stage = c->stage[c->next_stage];
-    const cudaEvent_t copied = c->stage_copied[c->next_stage];
-    c->next_stage = (c->next_stage + 1) % STAGES;
-    keep_failure(c, cudaEventSynchronize(copied), "beginning a batch"); /* the stage is free again */
+    if (c->stages_used == STAGES) {
+        keep_failure(c, cudaStreamSynchronize(c->context.stream), "beginning a batch");
+        c->stages_used = 0;
+    }
+    char *stage = c->stage[c->stages_used++];
     c->longest = 0;
     fill_batch(c, b, &l, stage);
     keep_failure(c, cudaMemcpyAsync(c->batch_dev, stage, l.n_bytes, cudaMemcpyHostToDevice, c->context.stream), "beginning a batch");
-    keep_failure(c, cudaEventRecord(copied, c->context.stream), "beginning a batch");
     c->batch.rows = kern_rows(b->rows);
     c->batch.decode_rows = b->rows.decode;
     c->batch.n_segments = b->n_segments;
@@ -557,14 +552,23 @@ static void gdn_replay(struct kern *k, const struct kern_gdn_shape *s, const str
     NOTE(c, "replay of %d rows in %d layers, %d and %d heads", rows, n_layers, s->k_heads, s->v_heads);
 }
 
-static void rms_norm(struct kern *k, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y,
-                     void *y_act, int y_width, int y_col)
+static void rms_norm(struct kern *k, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y, void *y_act)
 {
     struct kern_cuda *c = context(k);
     watch_start(c, NORM);
-    op_rms_norm(&c->context, x, w, rows, n, eps, y, y_act, y_width, y_col);
+    op_rms_norm(&c->context, x, w, rows, n, eps, y, y_act);
     watch_stop(c);
     NOTE(c, "norm of %d rows x %d", kern_rows(rows), n);
+}
+
+static void rms_norm_pair(struct kern *k, const float *first, const float *first_w, const float *second, const float *second_w,
+                          struct kern_split rows, int n, float eps, void *y_act)
+{
+    struct kern_cuda *c = context(k);
+    watch_start(c, NORM);
+    op_rms_norm_pair(&c->context, first, first_w, second, second_w, rows, n, eps, y_act);
+    watch_stop(c);
+    NOTE(c, "norms of %d pairs of rows x %d", kern_rows(rows), n);
 }
 
 static void linear(struct kern *k, const struct kern_weight *w, struct kern_split rows, const void *x_act, float *y)
@@ -661,8 +665,6 @@ static void close_cuda(struct kern *k)
     if (c->best.dev) cudaFree(c->best.dev);
     free_batch(c);
     watch_close(&c->watch);
-    for (int i = 0; i < STAGES; i++)
-        if (c->stage_copied[i]) cudaEventDestroy(c->stage_copied[i]);
     if (c->context.stream) cudaStreamDestroy(c->context.stream);
     free(c);
 }
@@ -731,7 +733,6 @@ static struct kern table_of(struct kern_cuda *c)
     t.host_alloc = host_alloc;
     t.host_free = host_free;
     t.to_host = to_host;
-    t.fetch = fetch;
     t.to_dev = to_dev;
     t.copy = copy;
     t.act_bytes = act_bytes;
@@ -754,6 +755,7 @@ static struct kern table_of(struct kern_cuda *c)
     t.gdn_state_bytes = op_gdn_state_bytes;
     t.gdn_replay_bytes = op_gdn_replay_bytes;
     t.rms_norm = rms_norm;
+    t.rms_norm_pair = rms_norm_pair;
     t.linear = linear;
     t.linear_partial = linear_partial;
     t.linear_swiglu = linear_swiglu;
@@ -775,8 +777,6 @@ static enum rc open_device(struct kern_cuda *c, struct err *e)
     cudaError_t status = cudaSetDevice(c->device);
     if (status == cudaSuccess) status = cudaGetDeviceProperties(&p, c->device);
     if (status == cudaSuccess) status = cudaStreamCreateWithFlags(&c->context.stream, cudaStreamNonBlocking);
-    for (int i = 0; i < STAGES && status == cudaSuccess; i++)
-        status = cudaEventCreateWithFlags(&c->stage_copied[i], cudaEventDisableTiming);
     if (status != cudaSuccess)
         return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "gpu_failed", "GPU %d cannot be used: %s", c->device, cudaGetErrorString(status));
     c->context.sm = p.major * 10 + p.minor;

@@ -60,11 +60,12 @@ __device__ __forceinline__ void store_each(const struct norm_call &k, int row, i
     for (int i = 0; i < ROW_NORM_EACH; i += 2) act_store2(k.act, k.rows, k.width, row, k.col + at + i, z[i], z[i + 1]);
 }
 
-__global__ void __launch_bounds__(ROW_NORM_THREADS *NORM_GROUPS) norm_kernel(struct norm_call k)
+__global__ void __launch_bounds__(ROW_NORM_THREADS *NORM_GROUPS) norm_kernel(struct norm_call one, struct norm_call other)
 {
     __shared__ float warp_sum[NORM_GROUPS * 2][ROW_NORM_WARPS], chunk_sum[NORM_GROUPS * 2];
     const int group = (int)threadIdx.x / ROW_NORM_THREADS, groups = (int)blockDim.x / ROW_NORM_THREADS;
     const int t = (int)threadIdx.x % ROW_NORM_THREADS, row = (int)blockIdx.x;
+    const struct norm_call k = blockIdx.y ? other : one;
     const float *x = k.x + (size_t)row * (size_t)k.n;
     float v[2][ROW_NORM_EACH];
     pdl_go();
@@ -92,12 +93,24 @@ __global__ void __launch_bounds__(ROW_NORM_THREADS *NORM_GROUPS) norm_kernel(str
             act_store2(k.act, k.rows, k.width, row, i, 0, 0);
 }
 
-void op_rms_norm(const struct op_context *c, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y,
-                 void *y_act, int y_width, int y_col)
+static void launch_norms(const struct op_context *c, const struct norm_call &one, const struct norm_call &other, unsigned n_norms)
 {
-    const struct norm_call k = {x, w, y, y_act, rows, n, row_norm_chunks(n), y_width, y_col, eps};
-    const int groups = k.chunks < NORM_GROUPS ? k.chunks : NORM_GROUPS;
-    op_launch(c, norm_kernel, dim3((unsigned)kern_rows(rows)), dim3((unsigned)(groups * ROW_NORM_THREADS)), 0, k);
+    const int groups = one.chunks < NORM_GROUPS ? one.chunks : NORM_GROUPS;
+    op_launch(c, norm_kernel, dim3((unsigned)kern_rows(one.rows), n_norms), dim3((unsigned)(groups * ROW_NORM_THREADS)), 0, one, other);
+}
+
+void op_rms_norm(const struct op_context *c, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y, void *y_act)
+{
+    const struct norm_call k = {x, w, y, y_act, rows, n, row_norm_chunks(n), n, 0, eps};
+    launch_norms(c, k, k, 1);
+}
+
+void op_rms_norm_pair(const struct op_context *c, const float *first, const float *first_w, const float *second, const float *second_w,
+                      struct kern_split rows, int n, float eps, void *y_act)
+{
+    const struct norm_call one = {first, first_w, NULL, y_act, rows, n, row_norm_chunks(n), 2 * n, 0, eps};
+    const struct norm_call other = {second, second_w, NULL, y_act, rows, n, row_norm_chunks(n), 2 * n, n, eps};
+    launch_norms(c, one, other, 2);
 }
 
 /* ---- the best logit: a row is cut into parts, each the work of a block; then the parts' best. Order does not matter: ties go to

@@ -9,7 +9,9 @@ void op_embed(const struct op_context *c, const struct device_batch *b, const st
 /* n <= OP_ROWS_MAX_WIDTH. */
 enum { OP_ROWS_MAX_WIDTH = 16384 };
 void op_rms_norm(const struct op_context *c, const float *x, const float *w, struct kern_split rows, int n, float eps, float *y,
-                 void *y_act, int y_width, int y_col);
+                 void *y_act);
+void op_rms_norm_pair(const struct op_context *c, const float *first, const float *first_w, const float *second, const float *second_w,
+                      struct kern_split rows, int n, float eps, void *y_act);
 /* scratch: OP_BEST_PARTS entries a row. */
 enum { OP_BEST_PARTS = 32 };
 void op_best(const struct op_context *c, const float *logits, int rows, int n, int first, const uint32_t *allowed,

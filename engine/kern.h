@@ -178,11 +178,10 @@ struct kern {
     /* Zeroed memory, aligned to 64. RC_FATAL when there is none. Free with buffer_free (NULL is fine). */
     enum rc (*buffer_alloc)(struct kern *k, size_t n_bytes, void **out_dev, struct err *e);
     void (*buffer_free)(struct kern *k, void *dev);
-    /* Host memory that `fetch` may write while the host goes on. Free with host_free (NULL is fine). */
+    /* Host memory that operations may write while the host goes on. Free with host_free (NULL is fine). */
     enum rc (*host_alloc)(struct kern *k, size_t n_bytes, void **out, struct err *e);
     void (*host_free)(struct kern *k, void *host);
     void (*to_host)(struct kern *k, void *host, const void *dev, size_t n_bytes); /* done when it returns */
-    void (*fetch)(struct kern *k, void *host, const void *dev, size_t n_bytes);   /* done after finish; host from host_alloc */
     void (*to_dev)(struct kern *k, void *dev, const void *host, size_t n_bytes);
     void (*copy)(struct kern *k, void *to_dev, const void *from_dev, size_t n_bytes); /* no overlap */
     size_t (*act_bytes)(int rows, int width);     /* of at most so many rows, however split */
@@ -208,7 +207,7 @@ struct kern {
     /* Records the operations between two calls to replay them: true when operations under this key were recorded already and
      * have now been enqueued again, on the present batch, so that the caller must leave them out; false when the caller has to
      * make them, and then call record_end. The same key means the same operations on the same buffers, for batches of the same
-     * numbers of rows and segments. Between the two calls to_host, to_dev, finish and gathers are not called. record_end returns false
+     * numbers of rows and segments. Between the two calls to_host, to_dev and finish are not called. record_end returns false
      * when recording failed and nothing was enqueued: the caller makes the operations once more. NULL: this backend has no use
      * for it. */
     bool (*record)(struct kern *k, uint64_t key);
@@ -248,10 +247,12 @@ struct kern {
     /* ---- rows ---- */
 
     /* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * w; y may be x. n a multiple of 16. Where y_act is given, the same numbers also
-     * go to columns y_col .. y_col + n of that act of y_width (whose other columns another call writes); y_dev may then be
-     * NULL. */
+     * go to that act of width n; y_dev may then be NULL. */
     void (*rms_norm)(struct kern *k, const float *x_dev, const float *w_dev, struct kern_split rows, int n, float eps,
-                     float *y_dev, void *y_act, int y_width, int y_col);
+                     float *y_dev, void *y_act);
+    /* The same of two rows each, to the first and the last n columns of an act of width 2 n. */
+    void (*rms_norm_pair)(struct kern *k, const float *first_dev, const float *first_w_dev, const float *second_dev,
+                          const float *second_w_dev, struct kern_split rows, int n, float eps, void *y_act);
 
     /* y[rows, W.rows] = x[rows, W.cols] W^T in float32. y and x do not overlap. Weight loaded for KERN_ROWS. */
     void (*linear)(struct kern *k, const struct kern_weight *w, struct kern_split rows, const void *x_act, float *y_dev);
@@ -273,8 +274,8 @@ struct kern {
      * and to tokens[i], which is from host_alloc and there after finish. */
     void (*best_tokens)(struct kern *k, const struct kern_best *best_dev, int rows, int ranks, int32_t *tokens_dev, int32_t *tokens);
 
-    /* out_dev[i] = a 64-bit hash of the bytes of row i; the same function at any place and time. */
-    void (*hash_rows)(struct kern *k, const float *x_dev, int rows, int n, uint64_t *out_dev);
+    /* out[i] = a 64-bit hash of the bytes of row i; the same function at any place and time. out: from host_alloc, there after finish. */
+    void (*hash_rows)(struct kern *k, const float *x_dev, int rows, int n, uint64_t *out);
 };
 
 #endif

@@ -288,18 +288,26 @@ static void embed(struct kern *k, const struct kern_table *t, float *y)
 /* An act is rows of float32. */
 static size_t rows_bytes(int rows, int width) { return (size_t)rows * (size_t)width * sizeof(float); }
 
-static void rms_norm(struct kern *k, const float *x, const float *w, struct kern_split split, int n, float eps, float *y,
-                     void *y_act, int y_width, int y_col)
+/* Norms to columns col .. col + n of an act of `width`. */
+static void norm_rows(struct kern *k, const float *x, const float *w, int rows, int n, float eps, float *act, int width, int col)
 {
     const struct cpu_norm_ops *ops = context(k)->isa->norm;
-    float *act = y_act;
+    for (int r = 0; r < rows; r++) ops->rms_norm(x + (size_t)r * (size_t)n, w, 1, n, eps, act + (size_t)r * (size_t)width + col);
+}
+
+static void rms_norm(struct kern *k, const float *x, const float *w, struct kern_split split, int n, float eps, float *y, void *y_act)
+{
     const int rows = kern_rows(split);
-    if (y) ops->rms_norm(x, w, rows, n, eps, y);
-    for (int r = 0; r < rows && act; r++) {
-        float *to = act + (size_t)r * (size_t)y_width + y_col;
-        if (y) memcpy(to, y + (size_t)r * (size_t)n, (size_t)n * sizeof *to);
-        else ops->rms_norm(x + (size_t)r * (size_t)n, w, 1, n, eps, to);
-    }
+    if (y) context(k)->isa->norm->rms_norm(x, w, rows, n, eps, y);
+    if (y && y_act) memcpy(y_act, y, (size_t)rows * (size_t)n * sizeof *y);
+    else if (y_act) norm_rows(k, x, w, rows, n, eps, y_act, n, 0);
+}
+
+static void rms_norm_pair(struct kern *k, const float *first, const float *first_w, const float *second, const float *second_w,
+                          struct kern_split split, int n, float eps, void *y_act)
+{
+    norm_rows(k, first, first_w, kern_rows(split), n, eps, y_act, 2 * n, 0);
+    norm_rows(k, second, second_w, kern_rows(split), n, eps, y_act, 2 * n, n);
 }
 
 static void linear(struct kern *k, const struct kern_weight *w, struct kern_split rows, const void *x_act, float *y)
@@ -517,7 +525,6 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
                              .host_alloc = buffer_alloc,
                              .host_free = buffer_free,
                              .to_host = copy,
-                             .fetch = copy,
                              .to_dev = copy,
                              .copy = copy,
                              .act_bytes = rows_bytes,
@@ -538,6 +545,7 @@ enum rc kern_cpu_open(const char *isa, int threads, struct kern **out, struct er
                              .gdn_state_bytes = gdn_state_bytes,
                              .gdn_replay_bytes = gdn_replay_bytes,
                              .rms_norm = rms_norm,
+                             .rms_norm_pair = rms_norm_pair,
                              .linear = linear,
                              .linear_partial = linear_partial,
                              .linear_swiglu = linear_swiglu,

@@ -174,7 +174,7 @@ static enum rc alloc_acts(struct model_forward *f, struct err *e)
     size_t heads = k->act_bytes(rows, f->attn.n_heads * f->attn.head_dim);
     size_t values = k->act_bytes(rows, f->gdn.v_heads * f->gdn.v_dim);
     size_t words = ((size_t)f->o.config->vocab + 31) / 32;
-    void *row_hashes = NULL, *hidden_hashes = NULL, *allowed = NULL, *best = NULL;
+    void *allowed = NULL, *best = NULL;
     const struct { size_t n_bytes; void **out; } buffers[] = {
         {k->act_bytes(rows, hidden), &f->h_act},
         {larger(heads, values), &f->mix_act},
@@ -182,16 +182,12 @@ static enum rc alloc_acts(struct model_forward *f, struct err *e)
         {k->swiglu_scratch_bytes(rows, ffn), &f->swiglu_dev},
         {k->partial_bytes(rows, hidden), &f->partial_dev},
         {k->act_bytes(picks, hidden), &f->pick_act},
-        {(size_t)rows * sizeof(uint64_t), &row_hashes},
-        {(size_t)picks * sizeof(uint64_t), &hidden_hashes},
         {words * sizeof(uint32_t), &allowed},
         {(size_t)picks * sizeof(struct kern_best), &best},
     };
     enum rc rc = RC_OK;
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0] && rc == RC_OK; i++)
         rc = forward_alloc_bytes(f, buffers[i].n_bytes, buffers[i].out, e);
-    f->row_hashes_dev = row_hashes;
-    f->hidden_hashes_dev = hidden_hashes;
     f->allowed_dev = allowed;
     f->best_dev = best;
     return rc == RC_OK ? load_allowed(f, words, e) : rc;
@@ -254,8 +250,7 @@ void model_forward_close(struct model_forward *f)
     struct kern *k = f->o.kern;
     void *const buffers[] = {f->cos_sin_dev, f->x_dev,      f->in_dev,          f->pick_x_dev, f->pick_h_dev,     f->pick_logits_dev,
                              f->h_act,       f->mix_act,    f->ffn_act,         f->swiglu_dev, f->partial_dev,    f->pick_act,
-                             f->kv_dev,      f->row_hashes_dev, f->hidden_hashes_dev,
-                             f->allowed_dev, f->best_dev};
+                             f->kv_dev,      f->allowed_dev, f->best_dev};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) k->buffer_free(k, buffers[i]);
     model_mtp_close(f);
     recurrent_state_close(&f->slots);
@@ -320,7 +315,7 @@ void forward_norm(struct model_forward *f, const struct forward_batch *b, const 
 {
     struct kern *k = f->o.kern;
     int hidden = f->o.config->hidden;
-    k->rms_norm(k, f->x_dev, norm_dev, b->batch.rows, hidden, f->o.config->rms_eps, NULL, f->h_act, hidden, 0);
+    k->rms_norm(k, f->x_dev, norm_dev, b->batch.rows, hidden, f->o.config->rms_eps, NULL, f->h_act);
 }
 
 /* x_dev += the ranks' partials; h_act = its norm, unless there is no norm_dev. */
@@ -371,7 +366,7 @@ void forward_head(struct model_forward *f, const float *x_dev, const float *norm
     const struct kern_split rows = {n, 0};
     const struct range vocab = f->part.vocab;
     int hidden = f->o.config->hidden;
-    k->rms_norm(k, x_dev, norm_dev, rows, hidden, f->o.config->rms_eps, normed_dev, f->pick_act, hidden, 0);
+    k->rms_norm(k, x_dev, norm_dev, rows, hidden, f->o.config->rms_eps, normed_dev, f->pick_act);
     k->linear(k, f->o.weights->head, rows, f->pick_act, f->pick_logits_dev);
     k->best(k, f->pick_logits_dev, n, vocab.count, vocab.first, f->allowed_dev, f->best_dev);
 }
@@ -397,12 +392,21 @@ const float *forward_picked(struct model_forward *f, const int *picks, int n)
     return f->pick_x_dev;
 }
 
-/* Normed rows of the picks, and their logits. A row's norm has the same bits alone and among all rows. */
-static void pick_step(struct model_forward *f, const struct forward_batch *b)
+static bool picks_all(const struct forward_batch *b)
+{
+    for (int i = 0; i < b->n_picks; i++)
+        if (b->picks[i] != i) return false;
+    return b->n_picks == kern_rows(b->batch.rows);
+}
+
+/* Normed rows of the picks (to normed_dev where they are all rows), and their logits. A row's norm has the same bits alone and among
+ * all rows. */
+static void pick_step(struct model_forward *f, const struct forward_batch *b, bool all)
 {
     struct kern *k = f->o.kern;
-    forward_head(f, forward_picked(f, b->picks, b->n_picks), f->o.weights->out_norm_dev, b->n_picks, f->pick_h_dev);
-    if (f->o.trace) k->hash_rows(k, f->pick_h_dev, b->n_picks, f->o.config->hidden, f->hidden_hashes_dev);
+    float *normed_dev = all ? f->normed_dev : f->pick_h_dev;
+    forward_head(f, forward_picked(f, b->picks, b->n_picks), f->o.weights->out_norm_dev, b->n_picks, normed_dev);
+    if (f->o.trace) k->hash_rows(k, normed_dev, b->n_picks, f->o.config->hidden, f->hidden_hashes);
 }
 
 enum rc forward_check(const struct model_forward *f, const struct forward_batch *b, struct err *e)
@@ -426,11 +430,13 @@ static enum rc step_operations(struct model_forward *f, const struct forward_bat
     for (int l = 0, n_attention = 0, n_gdn = 0; l < c->n_layers && rc == RC_OK; l++)
         rc = forward_layer(f, b, l, c->gdn[l] ? n_gdn++ : n_attention++, l + 1 < c->n_layers ? layers[l + 1].mix_norm_dev : NULL, e);
     if (rc != RC_OK) return rc;
-    k->hash_rows(k, f->x_dev, kern_rows(b->batch.rows), c->hidden, f->row_hashes_dev);
-    if (f->o.mtp)
-        k->rms_norm(k, f->x_dev, f->o.weights->out_norm_dev, b->batch.rows, c->hidden, c->rms_eps, f->normed_dev, NULL, 0, 0);
-    if (b->n_picks) pick_step(f, b);
-    return RC_OK;
+    k->hash_rows(k, f->x_dev, kern_rows(b->batch.rows), c->hidden, f->row_hashes);
+    const bool all_picked = f->o.mtp && picks_all(b);
+    if (f->o.mtp && !all_picked)
+        k->rms_norm(k, f->x_dev, f->o.weights->out_norm_dev, b->batch.rows, c->hidden, c->rms_eps, f->normed_dev, NULL);
+    if (!b->n_picks) return RC_OK;
+    pick_step(f, b, all_picked);
+    return forward_gather_best(f, b->n_picks, f->best, e);
 }
 
 enum rc model_forward_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
@@ -442,10 +448,7 @@ enum rc model_forward_step(struct model_forward *f, const struct forward_batch *
     if (rc != RC_OK) return rc;
     bool logits = b->logits || f->o.trace;
     rc = forward_run(f, b, PASS_STEP, step_operations, e);
-    if (rc == RC_OK && b->n_picks) rc = forward_gather_best(f, b->n_picks, f->best, e);
     if (rc == RC_OK && b->n_picks && logits) rc = forward_gather_logits(f, b->n_picks, f->logits, e);
-    k->fetch(k, f->row_hashes, f->row_hashes_dev, (size_t)kern_rows(b->batch.rows) * sizeof *f->row_hashes);
-    if (f->o.trace) k->fetch(k, f->hidden_hashes, f->hidden_hashes_dev, (size_t)b->n_picks * sizeof *f->hidden_hashes);
     if (rc == RC_OK) rc = k->finish(k, e);
     for (int i = 0; i < b->n_picks && rc == RC_OK && f->o.trace; i++)
         f->logits_hashes[i] = XXH3_64bits(model_forward_logits(f, i), vocab * sizeof(float));

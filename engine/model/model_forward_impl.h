@@ -25,7 +25,6 @@ struct model_forward {
     void *swiglu_dev, *partial_dev;
     float *pick_x_dev, *pick_h_dev, *pick_logits_dev;
     void *pick_act;
-    uint64_t *row_hashes_dev, *hidden_hashes_dev;
     uint32_t *allowed_dev; /* [ceil(vocab / 32)] */
     struct kern_best *best_dev; /* [max_picks] of this rank's part of the vocabulary */
     struct range best_of_rank[MAX_RANKS]; /* floats of a row of `best` */
@@ -37,7 +36,9 @@ struct model_forward {
 
     /* with mtp */
     float *normed_dev;      /* [max_rows][hidden] final-normed rows of the last step */
-    float *mtp_hidden_dev;  /* [max_rows][hidden] the rows that MTP rows start from */
+    float *mtp_hidden_dev;  /* [max_rows][hidden] the rows that MTP rows start from, unless they lie in order where they are */
+    const float *mtp_from_dev; /* of the batch being computed: those rows */
+    int draft_first;        /* of it: where its drafts go */
     float *mtp_embedding_dev; /* [max_rows][hidden] */
     void *mtp_pair_act;     /* [max_rows] of 2 hidden: embedding, hidden */
     float *mtp_out_dev;     /* [max_picks][hidden] the MTP's own output of its last picks */

@@ -66,13 +66,18 @@ void model_forward_keep_hidden(struct model_forward *f, int slot, int row, int n
 
 int model_forward_kept_hidden(const struct model_forward *f, int slot) { return f->o.mtp ? f->slots.n_kept[slot] : 0; }
 
-/* The rows that the batch starts from, to mtp_hidden_dev. */
+/* The rows that the batch starts from, to mtp_from_dev. */
 static enum rc fetch_hidden(struct model_forward *f, const struct mtp_batch *b, struct err *e)
 {
+    const int rows = kern_rows(b->rows.batch.rows);
     size_t hidden = (size_t)f->o.config->hidden;
+    f->mtp_from_dev = f->mtp_hidden_dev;
     if (b->hidden != MTP_HIDDEN_KEPT) {
         const float *from = b->hidden == MTP_HIDDEN_STEP ? f->normed_dev : f->mtp_out_dev;
-        forward_gather(f, f->mtp_hidden_dev, from, b->source, kern_rows(b->rows.batch.rows));
+        int in_order = 0;
+        while (in_order < rows && b->source[in_order] == in_order) in_order++;
+        if (in_order == rows) f->mtp_from_dev = from;
+        else forward_gather(f, f->mtp_hidden_dev, from, b->source, rows);
         return RC_OK;
     }
     for (int i = 0; i < b->rows.batch.n_segments; i++) {
@@ -98,9 +103,20 @@ static void join(struct model_forward *f, const struct forward_batch *b)
     int n = f->o.config->hidden;
     float eps = f->o.config->rms_eps;
     k->embed(k, w->embedding, f->mtp_embedding_dev);
-    k->rms_norm(k, f->mtp_embedding_dev, w->mtp_embedding_norm_dev, rows, n, eps, NULL, f->mtp_pair_act, 2 * n, 0);
-    k->rms_norm(k, f->mtp_hidden_dev, w->mtp_hidden_norm_dev, rows, n, eps, NULL, f->mtp_pair_act, 2 * n, n);
+    k->rms_norm_pair(k, f->mtp_embedding_dev, w->mtp_embedding_norm_dev, f->mtp_from_dev, w->mtp_hidden_norm_dev, rows, n, eps,
+                     f->mtp_pair_act);
     k->linear(k, w->mtp_fc, rows, f->mtp_pair_act, f->x_dev);
+}
+
+/* The picks' best tokens to the drafts. */
+static enum rc take_drafts(struct model_forward *f, int n, struct err *e)
+{
+    struct kern *k = f->o.kern;
+    const int ranks = f->o.comm->ranks;
+    const struct kern_best *best = ranks > 1 ? f->mtp_best_dev : f->best_dev;
+    enum rc rc = ranks > 1 ? forward_gather_best(f, n, f->mtp_best_dev, e) : RC_OK;
+    if (rc == RC_OK) k->best_tokens(k, best, n, ranks, f->drafts_dev + f->draft_first, f->drafts + f->draft_first);
+    return rc;
 }
 
 static enum rc mtp_operations(struct model_forward *f, const struct forward_batch *b, struct err *e)
@@ -110,29 +126,12 @@ static enum rc mtp_operations(struct model_forward *f, const struct forward_batc
     enum rc rc = forward_layer(f, b, f->o.config->n_layers, f->n_kv - 1, NULL, e);
     if (rc != RC_OK || !b->n_picks) return rc;
     forward_head(f, forward_picked(f, b->picks, b->n_picks), f->o.weights->mtp_norm_dev, b->n_picks, f->mtp_out_dev);
-    return RC_OK;
-}
-
-/* The picks' best tokens to the drafts; their logits to the host where they are wanted. */
-static enum rc take_drafts(struct model_forward *f, const struct mtp_batch *b, struct err *e)
-{
-    struct kern *k = f->o.kern;
-    const int n = b->rows.n_picks, ranks = f->o.comm->ranks;
-    const struct kern_best *best = f->best_dev;
-    enum rc rc = RC_OK;
-    if (!n) return rc;
-    if (ranks > 1) {
-        rc = forward_gather_best(f, n, f->mtp_best_dev, e);
-        best = f->mtp_best_dev;
-    }
-    if (rc == RC_OK && b->rows.logits) rc = forward_gather_logits(f, n, f->mtp_logits, e);
-    if (rc == RC_OK) k->best_tokens(k, best, n, ranks, f->drafts_dev + b->draft_first, f->drafts + b->draft_first);
-    return rc;
+    return take_drafts(f, b->n_picks, e);
 }
 
 enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, struct err *e)
 {
-    enum { PASS_MTP = 2 };
+    enum { PASS_MTP = 2, PASS_MTP_IN_PLACE, PASSES };
     const struct forward_batch *rows = &b->rows;
     struct kern *k = f->o.kern;
     if (!f->o.mtp) return err_set(e, RC_FATAL, EXIT_INTERNAL, "no_mtp", "this engine was opened without its MTP layer");
@@ -141,8 +140,10 @@ enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, st
         rc = err_set(e, RC_FATAL, EXIT_INTERNAL, "too_many_drafts", "draft %d and %d more", b->draft_first, rows->n_picks);
     if (rc == RC_OK) rc = fetch_hidden(f, b, e);
     if (rc != RC_OK) return rc;
-    rc = forward_run(f, rows, PASS_MTP, mtp_operations, e);
-    if (rc == RC_OK) rc = take_drafts(f, b, e);
+    f->draft_first = b->draft_first;
+    const uint64_t pass = f->mtp_from_dev == f->mtp_hidden_dev ? PASS_MTP : PASS_MTP_IN_PLACE;
+    rc = forward_run(f, rows, pass + PASSES * (uint64_t)b->draft_first, mtp_operations, e);
+    if (rc == RC_OK && rows->n_picks && rows->logits) rc = forward_gather_logits(f, rows->n_picks, f->mtp_logits, e);
     return rc == RC_OK && rows->logits ? k->finish(k, e) : rc;
 }
 

@@ -140,8 +140,8 @@ static void step(struct bench *b, enum kern_provenance p, int rows, int position
         clock_op(b, OP_ATTENTION, &last);
         k->linear(k, b->weights[l][1], split, b->x, b->y);
         clock_op(b, OP_ATTN_OUT, &last);
-        k->rms_norm(k, b->x, b->norm, split, HIDDEN, 1e-5f, b->y, NULL, 0, 0);
-        k->rms_norm(k, b->x, b->norm, split, HIDDEN, 1e-5f, b->y, NULL, 0, 0);
+        k->rms_norm(k, b->x, b->norm, split, HIDDEN, 1e-5f, b->y, NULL);
+        k->rms_norm(k, b->x, b->norm, split, HIDDEN, 1e-5f, b->y, NULL);
         clock_op(b, OP_NORM, &last);
         k->linear_swiglu(k, b->weights[l][2], split, b->x, b->y, b->y + MAX_TOKENS * 2048);
         clock_op(b, OP_GATE_UP, &last);

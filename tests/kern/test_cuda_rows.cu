@@ -36,14 +36,21 @@ static double act_value(const std::vector<uint16_t> &act, struct kern_split spli
 
 static void check_norm(int n, struct kern_split split)
 {
-    const int rows = kern_rows(split), width = 2 * n, sick = rows > 2 ? 1 : -1;
+    const int rows = kern_rows(split), sick = rows > 2 ? 1 : -1;
     std::vector<float> x = random_values((size_t)rows * n, 5), w = random_values(n, 6);
+    const std::vector<float> other = random_values((size_t)rows * n, 7), other_w = random_values(n, 8);
     if (sick >= 0) x[(size_t)sick * n] = NAN;
-    const size_t act_values = act_buffer_bytes(split.decode, split.prefill, width) / 2;
+    const size_t act_values = act_buffer_bytes(split.decode, split.prefill, n) / 2;
+    const size_t pair_values = act_buffer_bytes(split.decode, split.prefill, 2 * n) / 2;
     struct guarded dx = to_device(x), dw = to_device(w), dy = guarded_new_dev((size_t)rows * n * 4), one = guarded_new_dev(n * 4);
-    struct guarded act = guarded_new_dev(act_values * 2);
-    op_rms_norm(&card, (float *)dx.dev, (float *)dw.dev, split, n, 1e-6f, (float *)dy.dev, act.dev, width, n);
+    struct guarded act = guarded_new_dev(act_values * 2), pair = guarded_new_dev(pair_values * 2);
+    struct guarded dother = to_device(other), dother_w = to_device(other_w), dz = guarded_new_dev((size_t)rows * n * 4);
+    op_rms_norm(&card, (float *)dx.dev, (float *)dw.dev, split, n, 1e-6f, (float *)dy.dev, act.dev);
+    op_rms_norm(&card, (float *)dother.dev, (float *)dother_w.dev, split, n, 1e-6f, (float *)dz.dev, NULL);
+    op_rms_norm_pair(&card, (float *)dother.dev, (float *)dother_w.dev, (float *)dx.dev, (float *)dw.dev, split, n, 1e-6f, pair.dev);
     finish(&card);
+    const std::vector<float> z = from_device<float>(dz.dev, (size_t)rows * n);
+    const std::vector<uint16_t> p = from_device<uint16_t>(pair.dev, pair_values);
     const std::vector<float> y = from_device<float>(dy.dev, (size_t)rows * n);
     const std::vector<uint16_t> a = from_device<uint16_t>(act.dev, act_values);
     for (int r = 0; r < rows; r++) {
@@ -53,15 +60,18 @@ static void check_norm(int n, struct kern_split split)
         for (int i = 0; i < n && r != sick; i++) {
             const double want = x[(size_t)r * n + i] * scale * w[i], got = y[(size_t)r * n + i];
             if (!(fabs(got - want) <= NORM_TOLERANCE * fabs(want) + 1e-30)) fail_msg("norm of %d: row %d value %d: %g, not %g", n, r, i, got, want);
-            const double in_act = act_value(a, split, width, r, n + i), rounded = (double)bf16_round(y[(size_t)r * n + i]);
+            const double in_act = act_value(a, split, n, r, i), rounded = (double)bf16_round(y[(size_t)r * n + i]);
             if (in_act != rounded) fail_msg("act of %d: row %d value %d: %g, not %g", n, r, i, in_act, rounded);
+            if (act_value(p, split, 2 * n, r, n + i) != rounded) fail_msg("pair of %d: row %d, second value %d", n, r, i);
+            if (act_value(p, split, 2 * n, r, i) != (double)bf16_round(z[(size_t)r * n + i])) fail_msg("pair of %d: row %d, first value %d", n, r, i);
         }
-        op_rms_norm(&card, (float *)dx.dev + (size_t)r * n, (float *)dw.dev, {1, 0}, n, 1e-6f, (float *)one.dev, NULL, 0, 0);
+        op_rms_norm(&card, (float *)dx.dev + (size_t)r * n, (float *)dw.dev, {1, 0}, n, 1e-6f, (float *)one.dev, NULL);
         finish(&card);
         const std::vector<float> alone = from_device<float>(one.dev, n);
         if (r != sick) assert_memory_equal(alone.data(), &y[(size_t)r * n], (size_t)n * 4);
     }
     guarded_free_dev(dx, "x"), guarded_free_dev(dw, "w"), guarded_free_dev(dy, "y"), guarded_free_dev(one, "one"), guarded_free_dev(act, "act");
+    guarded_free_dev(dother, "other"), guarded_free_dev(dother_w, "other w"), guarded_free_dev(dz, "z"), guarded_free_dev(pair, "pair");
 }
 
 static void test_norm(void **state)

@@ -18,7 +18,7 @@ static void test_rms_norm(struct kern *k)
         const size_t n = (size_t)widths[i];
         float *x = random_new(ROWS * n, 21), *w = random_new(n, 22), *y = guarded_new(ROWS * n), *one = guarded_new(n);
         for (size_t j = 0; j < n; j++) x[3 * n + j] *= 1e6f, x[4 * n + j] *= 1e-6f; /* eps decides the last row */
-        k->rms_norm(k, x, w, rows_of(KERN_DECODE, ROWS), (int)n, 1e-5f, y, NULL, 0, 0);
+        k->rms_norm(k, x, w, rows_of(KERN_DECODE, ROWS), (int)n, 1e-5f, y, NULL);
         for (size_t r = 0; r < ROWS; r++) {
             double sum = 0;
             for (size_t j = 0; j < n; j++) sum += (double)x[r * n + j] * (double)x[r * n + j];
@@ -28,10 +28,17 @@ static void test_rms_norm(struct kern *k)
                 const double bound = (chain_tolerance((double)n / 16) + 4 * ROUNDING) * fabs(want);
                 assert_true(fabs((double)y[r * n + j] - want) <= bound);
             }
-            k->rms_norm(k, x + r * n, w, rows_of(KERN_DECODE, 1), (int)n, 1e-5f, one, NULL, 0, 0);
+            k->rms_norm(k, x + r * n, w, rows_of(KERN_DECODE, 1), (int)n, 1e-5f, one, NULL);
             assert_bits(one, y + r * n, n, "norm row alone");
         }
-        k->rms_norm(k, x, w, rows_of(KERN_DECODE, ROWS), (int)n, 1e-5f, x, NULL, 0, 0); /* in place */
+        float *pair = guarded_new(2 * ROWS * n);
+        k->rms_norm_pair(k, w, x, x, w, rows_of(KERN_DECODE, 1), (int)n, 1e-5f, pair);
+        k->rms_norm(k, w, x, rows_of(KERN_DECODE, 1), (int)n, 1e-5f, one, NULL);
+        assert_bits(pair, one, n, "first of a pair");
+        k->rms_norm_pair(k, x, w, x, w, rows_of(KERN_DECODE, ROWS), (int)n, 1e-5f, pair);
+        for (size_t r = 0; r < 2 * ROWS; r++) assert_bits(pair + r * n, y + r / 2 * n, n, "row of a pair");
+        guarded_free(pair, 2 * ROWS * n);
+        k->rms_norm(k, x, w, rows_of(KERN_DECODE, ROWS), (int)n, 1e-5f, x, NULL); /* in place */
         assert_bits(x, y, ROWS * n, "norm in place");
         guarded_free(y, ROWS * n);
         guarded_free(one, n);
