@@ -11,7 +11,9 @@
  * read waits in host memory, as after a preemption, and the request begins at that position.
  *
  * Keeping. Prompt rows are cut where the prompt parts from that of another live request, or of one that the owner knows will come, and
- * after such a step every rank puts what it has into its store. A rank whose store fails goes on without it; it offers nothing, so nobody hits.
+ * after such a step every rank puts what it has into its store. Full by quota or floor is no matter. A disk that takes no more ends
+ * the run: what else it is to take would be lost next. A rank whose index fails otherwise goes on without it; it offers
+ * nothing, so nobody hits.
  *
  * No answer depends on any of this: a position's keys, values and state have the same bits whoever computed them. */
 #include <assert.h>
@@ -198,15 +200,21 @@ static void give_state(void *ctx, void *out)
     model_forward_save_slot(k->e->forward, k->s->slot, out);
 }
 
-void engine_prefix_keep(struct engine *e, const struct sequence *s)
+enum rc engine_prefix_keep(struct engine *e, const struct sequence *s, struct err *err)
 {
     struct keeping k = {e, s};
     const struct prefix_source source = {&k, give_block, give_state};
     struct err why = {0};
     char line[sizeof why.text + 320];
-    if (!e->prefixes) return;
+    if (!e->prefixes) return RC_OK;
     const enum rc rc = prefix_store_put(e->prefixes, s->tokens, s->computed, &source, &why);
-    if (rc == RC_OK || rc == RC_RETRY) return; /* full: nothing more is kept while it is */
+    if (rc == RC_OK || rc == RC_RETRY) return RC_OK; /* full: nothing more is kept while it is */
+    if (rc == RC_FAILED && why.exit_status == EXIT_IO) {
+        err_set(err, RC_FATAL, EXIT_IO, why.code, "%s", why.text);
+        err_place(err, why.source, 0, 0, 0);
+        return RC_FATAL;
+    }
     log_line(LOG_WARN, "going on without the cache: %s", err_format(&why, line, sizeof line));
     e->prefixes = NULL;
+    return RC_OK;
 }

@@ -125,8 +125,8 @@ enum rc engine_prefix_left(struct engine *e, const struct sequence *s, struct er
 void engine_prefix_want(const struct engine *e, const struct sequence *s, struct plan_sequence *out);
 /* Collective: a queued sequence that has nothing yet gets what all ranks' stores have of its prompt. */
 enum rc engine_prefix_probe(struct engine *e, struct sequence *s, struct err *err);
-/* Puts what a running sequence has computed into this rank's store. */
-void engine_prefix_keep(struct engine *e, const struct sequence *s);
+/* Puts what a running sequence has computed into this rank's store. RC_FATAL, EXIT_IO: the disk took no more. */
+enum rc engine_prefix_keep(struct engine *e, const struct sequence *s, struct err *err);
 
 /* ---- engine_checkpoint.c; nothing without a store ---- */
 

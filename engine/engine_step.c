@@ -440,6 +440,6 @@ enum rc engine_step(struct engine *e, struct err *err)
     if (rc == RC_OK) rc = commit(e, &b.batch, err);
     if (rc == RC_OK && e->mtp) rc = engine_mtp_prompt(e, err);
     for (uint32_t i = 0; i < e->plan.n_segments && rc == RC_OK; i++)
-        if (e->plan.segments[i].keep) engine_prefix_keep(e, e->work[i].sequence);
+        if (e->plan.segments[i].keep) rc = engine_prefix_keep(e, e->work[i].sequence, err);
     return rc;
 }

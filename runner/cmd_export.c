@@ -2,6 +2,20 @@
 #include "export.h"
 #include "options.h"
 #include "state.h"
+#include "state_salvage.h"
+
+/* OUT.state, made of what can be read of --state; its name is left in folder. */
+static enum rc salvage(const struct options *o, struct buf *folder, struct err *e)
+{
+    const struct options beside = {.out = o->out};
+    struct state_salvaged got;
+    enum rc rc = options_state_folder(&beside, folder, e);
+    if (rc == RC_OK) rc = state_salvage(o->state, folder->data, &got, e);
+    if (rc != RC_OK) return rc;
+    log_line(LOG_WARN, "%zu jobs and %zu results of %s are in %s%s", got.jobs, got.results, o->state, folder->data,
+             got.identity ? "" : "; its settings are lost, no run can continue it");
+    return RC_OK;
+}
 
 int cmd_export(const struct options *o)
 {
@@ -11,7 +25,7 @@ int cmd_export(const struct options *o)
     struct state_counts counts;
     const struct export_options how = {.force = o->force, .final = o->final, .by_completion = o->output_by_completion};
     char text[1100];
-    enum rc rc = options_state_folder(o, &folder, &e);
+    enum rc rc = o->salvage ? salvage(o, &folder, &e) : options_state_folder(o, &folder, &e);
     if (rc == RC_OK) rc = state_open(folder.data, options_state_mode(o, STATE_READ), &s, &e);
     if (rc == RC_OK) rc = export_archive(s, o->out, &how, &e);
     if (rc == RC_OK && !o->quiet && state_count(s, &counts, NULL) == RC_OK)

@@ -17,11 +17,13 @@
  * background job) stays ignored. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <libgen.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -423,6 +425,31 @@ static enum rc open_all(struct run *r, struct err *e)
     return rc;
 }
 
+/* Whether the file system of a folder can take anything at all. */
+static enum rc room_check(const char *folder, struct err *e)
+{
+    enum { LEAST_KIB = 1024 }; /* some records and their index; whoever has less has no night before him */
+    struct statvfs fs;
+    if (statvfs(folder, &fs) || !fs.f_blocks) return RC_OK; /* some file systems do not say; the first write will */
+    const unsigned long long free_kib = (unsigned long long)fs.f_bavail * fs.f_frsize / 1024;
+    if (free_kib >= LEAST_KIB) return RC_OK;
+    return err_set(e, RC_FAILED, EXIT_IO, "disk_full", "the disk of %s is full: %llu KiB are free, a run needs %d to begin", folder,
+                   free_kib, LEAST_KIB);
+}
+
+/* Before a run that has something to write. */
+static enum rc preflight(const struct options *o, struct err *e)
+{
+    struct buf folder = {0};
+    char *out = strdup(o->out);
+    enum rc rc = out ? options_state_folder(o, &folder, e) : err_no_memory(e);
+    if (rc == RC_OK) rc = room_check(folder.data, e);
+    if (rc == RC_OK) rc = room_check(dirname(out), e);
+    buf_free(&folder);
+    free(out);
+    return rc;
+}
+
 static const struct job_head *head_of_entry(const void *ctx, size_t index) { return &((const struct job_set *)ctx)->entries[index].head; }
 
 static int priority_of_entry(const void *ctx, size_t index) { return ((const struct job_set *)ctx)->entries[index].priority; }
@@ -443,6 +470,7 @@ static enum rc plan(struct run *r, struct err *e)
     if (rc != RC_OK) return rc;
     r->done = c.done;
     r->failed = c.failed;
+    if (c.pending && (rc = preflight(r->options, e)) != RC_OK) return rc;
     r->pending = calloc(r->set.n_entries + 1, sizeof *r->pending);
     r->held = calloc(r->set.n_entries + 1, sizeof *r->held);
     if (!r->pending || !r->held) return err_no_memory(e);
@@ -586,6 +614,7 @@ static const char *note_of(const struct run *r, const struct dispatch_result *d,
         return scratch;
     }
     if (d->end == DISPATCH_STOPPED) return "stopped; the same command continues";
+    if (d->end == DISPATCH_GAVE_UP && d->exit_status == EXIT_IO) return "a disk failed; the same command continues";
     if (d->end == DISPATCH_GAVE_UP) return "the ranks are unavailable; the same command continues";
     if (r->audit.n) {
         snprintf(scratch, scratch_bytes, "audit of %zu answers: %zu differ, %zu skipped", r->audit.n, r->audit.different,

@@ -375,12 +375,12 @@ static enum rc cancel_late(struct dispatch *d, struct lane *l, struct err *e)
     return rc;
 }
 
-static enum rc blame(struct dispatch *d, struct lane *l, size_t i, const char *reason, struct err *e)
+static enum rc blame(struct dispatch *d, struct lane *l, size_t i, const struct group_event *lost, struct err *e)
 {
     struct job *j = &d->jobs[i];
     j->state = JOB_WAITING;
     j->attempts.running = false;
-    j->attempts.failures++;
+    if (lost->exit_status != EXIT_IO) j->attempts.failures++; /* a disk is no job's fault */
     j->attempts.rank_restarts++;
     if (j->saved_position > j->attempts.failed_position) j->attempts.failed_position = j->saved_position;
     enum rc rc = d->source->commit(d->source->ctx, i, &j->attempts, e);
@@ -390,7 +390,7 @@ static enum rc blame(struct dispatch *d, struct lane *l, size_t i, const char *r
         set_waiting(d, i);
         return RC_OK;
     }
-    struct dispatch_outcome o = {.killed_ranks = reason, .attempts = j->attempts, .group = l->index};
+    struct dispatch_outcome o = {.killed_ranks = lost->text, .attempts = j->attempts, .group = l->index};
     rc = settle(d, i, &o, e);
     group_progress(l->group);
     return rc;
@@ -401,12 +401,13 @@ static void make_room_for_log(const struct dispatch *d)
     if (d->source->before_log) d->source->before_log(d->source->ctx);
 }
 
-static enum rc take_loss(struct dispatch *d, struct lane *l, const char *reason, struct err *e)
+static enum rc take_loss(struct dispatch *d, struct lane *l, const struct group_event *lost, struct err *e)
 {
     enum rc rc = RC_OK;
     make_room_for_log(d);
-    log_line(LOG_WARN, "group %d lost its ranks: %s; %d jobs go back, restarting", l->index, reason, l->n_in_flight);
-    for (int k = 0; k < l->n_in_flight && rc == RC_OK; k++) rc = blame(d, l, l->in_flight[k], reason, e);
+    log_line(LOG_WARN, "group %d lost its ranks: %s; %d jobs go back%s", l->index, lost->text, l->n_in_flight,
+             lost->exit_status == EXIT_IO ? "" : ", restarting");
+    for (int k = 0; k < l->n_in_flight && rc == RC_OK; k++) rc = blame(d, l, l->in_flight[k], lost, e);
     if (rc == RC_OK) l->n_in_flight = 0;
     l->alone = l->stopped = false;
     l->tokens_before += l->tokens_now;
@@ -427,7 +428,7 @@ static enum rc take_events(struct dispatch *d, struct lane *l, struct err *e)
             }
             break;
         case GROUP_EVENT_FRAME: rc = take_frame(d, l, v.frame, e); break;
-        case GROUP_EVENT_LOST: rc = take_loss(d, l, v.text, e); break;
+        case GROUP_EVENT_LOST: rc = take_loss(d, l, &v, e); break;
         case GROUP_EVENT_GAVE_UP:
             l->gone = true;
             d->exit_status = v.exit_status;

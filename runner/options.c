@@ -136,6 +136,9 @@ static const struct option_row rows[] = {
     {"final", NULL, OPTION_FLAG, AT(final), 0, 0, NULL, NULL, " run export ",
      "What a deadline leaves is a batch_expired error in the archive, the exit 1. The state keeps it pending: a later run does it. "
      "export: the same of all that is pending."},
+    {"salvage", NULL, OPTION_FLAG, AT(salvage), 0, 0, NULL, NULL, " export ",
+     "--state is damaged: make a new state of what can be read of it, as OUT.state, and the archive of that. run with this OUT "
+     "does what was lost."},
     {"job-timeout", "SECONDS", OPTION_MICROS, AT(job_timeout_us), JOB_TIMEOUT_MIN_S, JOB_TIMEOUT_MAX_S, NULL, NULL, " run ",
      "A job that is computed for longer is cancelled and becomes a request_timeout error. What a job line says itself, as "
      "\"tandem\": {\"timeout_s\": 60}, comes first."},
@@ -454,6 +457,8 @@ static enum rc rules_check(const struct command *c, const struct command_rule *r
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "missing_option", "tandem %s needs --out", c->name);
     if (!strcmp(c->name, "retry-failed") && !o->out && !o->state)
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "missing_option", "tandem %s needs --out or --state", c->name);
+    if (o->salvage && !o->state)
+        return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "missing_option", "--salvage needs --state, the damaged one");
     if (!strcmp(c->name, "bench") && !word_in("decode|prefill|round|kernel|sum", o->files[0]))
         return err_set(e, RC_BAD_INPUT, EXIT_USAGE, "bad_argument", "tandem bench needs %s, not %s", rule->files, o->files[0]);
     if (!strcmp(c->name, "cache")) {

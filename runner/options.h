@@ -48,6 +48,7 @@ struct options {
     bool final;               /* run, export: what is left becomes batch_expired */
     bool output_by_completion; /* --output-order completion */
     double prefill_rate, decode_rate; /* plan: tokens a second, 0: not given */
+    bool salvage;             /* export: --state is damaged, make a new one of it */
     int64_t job_timeout_us;   /* --job-timeout; 0: none */
     int restarts;             /* --restarts: restarts of a group without progress before giving up, default 5 */
     int job_failures;         /* --job-failures, default 3 */

@@ -392,8 +392,8 @@ static enum rc open_checkpoints(struct rank *r, const struct buf *identity, stru
     return rc;
 }
 
-/* A cache that cannot be had costs time, nothing else: this rank offers nothing then. */
-static void open_prefixes(struct rank *r, const struct buf *identity)
+/* A cache that cannot be had costs time, nothing else: this rank offers nothing then. But a full disk ends the run. */
+static enum rc open_prefixes(struct rank *r, const struct buf *identity, struct err *e)
 {
     const struct options *o = &r->args.options;
     const struct engine_prefix_shape shape = engine_prefix_shape_of(r->engine);
@@ -401,11 +401,19 @@ static void open_prefixes(struct rank *r, const struct buf *identity)
                                      .quota_bytes = (uint64_t)o->cache_gib << 30, .free_floor_bytes = (uint64_t)o->cache_free_gib << 30};
     struct err why = {0};
     char line[sizeof why.text + 320];
-    if (!o->cache) return;
+    if (!o->cache) return RC_OK;
     p.fingerprint = fingerprint_of(&shape, identity);
-    if (prefix_store_open(&p, &r->prefixes, &why) == RC_OK) engine_use_prefixes(r->engine, r->prefixes);
-    else log_line(LOG_WARN, "going on without the cache: %s", err_format(&why, line, sizeof line));
+    const enum rc rc = prefix_store_open(&p, &r->prefixes, &why);
     segment_beat(r->segment, r->args.rank);
+    if (rc == RC_OK) {
+        engine_use_prefixes(r->engine, r->prefixes);
+    } else if (!strcmp(why.code, "store_disk_full")) {
+        *e = why;
+        return RC_FATAL;
+    } else {
+        log_line(LOG_WARN, "going on without the cache: %s", err_format(&why, line, sizeof line));
+    }
+    return RC_OK;
 }
 
 static enum rc load(struct rank *r, struct err *e)
@@ -421,10 +429,9 @@ static enum rc load(struct rank *r, struct err *e)
     segment_beat(r->segment, r->args.rank);
     rc = engine_open(&options, r->kern, r->comm, r->segment, &r->engine, e);
     if (rc != RC_OK) goto out;
-    open_prefixes(r, &identity);
-    rc = open_checkpoints(r, &identity, e);
-    if (rc != RC_OK) goto out;
-    rc = say_hello(r, &identity, clock_now_us() - start_us, e);
+    rc = open_prefixes(r, &identity, e);
+    if (rc == RC_OK) rc = open_checkpoints(r, &identity, e);
+    if (rc == RC_OK) rc = say_hello(r, &identity, clock_now_us() - start_us, e);
 out:
     buf_free(&identity);
     return rc;
@@ -436,7 +443,8 @@ static void say_why(struct rank *r, const struct err *e)
     char line[sizeof e->text + 320];
     if (r->segment) segment_poison(r->segment, r->args.rank, e->text);
     snprintf(f.u.text.code, sizeof f.u.text.code, "%s", e->code);
-    snprintf(f.u.text.text, sizeof f.u.text.text, "%s", e->text);
+    const int place = e->source[0] ? snprintf(f.u.text.text, sizeof f.u.text.text, "%s: ", e->source) : 0;
+    snprintf(f.u.text.text + place, sizeof f.u.text.text - (size_t)place, "%.*s", (int)sizeof e->text, e->text);
     if (!send_frame(r, &f)) r->socket_ended = true;
     flush_before_leaving(r);
     if (r->socket_ended) log_line(LOG_ERROR, "%s", err_format(e, line, sizeof line));

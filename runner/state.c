@@ -24,6 +24,7 @@
 #include <sys/random.h>
 #include <sys/statvfs.h>
 
+#include "lmdb_check.h"
 #include "state_codec.h"
 #include "state_folder.h"
 
@@ -270,6 +271,15 @@ static enum rc environment_open(struct state *s, size_t map_bytes, struct err *e
     return RC_OK;
 }
 
+static enum rc lock_reserve(const struct state *s, struct err *e)
+{
+    struct buf path = {0};
+    enum rc rc = buf_printf(&path, "%s/lock.mdb", s->folder.path) ? RC_OK : err_no_memory(e);
+    const int full = rc == RC_OK ? lmdb_lock_reserve(path.data) : 0;
+    buf_free(&path);
+    return full ? lmdb_error(s, full, "its lock", e) : rc;
+}
+
 enum rc state_open_sized(const char *folder, enum state_mode mode, size_t map_bytes, struct state **out, struct err *e)
 {
     *out = NULL;
@@ -278,7 +288,8 @@ enum rc state_open_sized(const char *folder, enum state_mode mode, size_t map_by
     s->write = (mode % STATE_ON_NETWORK) != STATE_READ;
     enum rc rc = state_folder_open(folder, mode, &s->folder, e);
     bool complete = rc == RC_OK && s->folder.id[0];
-    if (complete) rc = state_check(folder, e);
+    if (rc == RC_OK) rc = lock_reserve(s, e);
+    if (rc == RC_OK && complete) rc = state_check(folder, e);
     if (rc == RC_OK) rc = environment_open(s, map_bytes ? map_bytes : default_map_bytes, e);
     if (rc == RC_OK && !complete) rc = database_make(s, e);
     if (rc == RC_OK) rc = database_use(s, e);

@@ -1,8 +1,10 @@
-/* state_check: is this environment safe to read?
+/* state_check: is this environment safe to read, and to write on?
  *
- * A child walks everything first (lmdb_check): the free list, every table, every value against its checksum. */
+ * A child looks at everything first (lmdb_check): at the pages without LMDB, which would not notice some damage until it has
+ * written over what was good, then at every table and every value against its checksum. */
 #define _GNU_SOURCE
 #include "lmdb_check.h"
+#include "lmdb_pages.h"
 #include "state_codec.h"
 
 #include <string.h>
@@ -39,14 +41,28 @@ static bool value_good(void *ctx, int table, const MDB_val *key, const MDB_val *
     }
 }
 
+static enum lmdb_verdict pages_check(void *ctx, uint64_t txn_id)
+{
+    struct buf path = {0};
+    struct lmdb_pages p = {0};
+    enum lmdb_verdict verdict = LMDB_DAMAGED;
+    if (buf_printf(&path, "%s/data.mdb", ((const struct check *)ctx)->folder) && lmdb_pages_open(path.data, &p, NULL) == RC_OK)
+        verdict = lmdb_pages_check(&p, txn_id);
+    lmdb_pages_close(&p);
+    buf_free(&path);
+    return verdict;
+}
+
 /* In the child. */
 static int walk(void *ctx)
 {
     struct check *c = ctx;
-    const struct lmdb_walk w = {
-        .path = c->folder, .tables = state_table_names, .n_tables = STATE_TABLES, .entry = value_good, .ctx = c};
+    const struct lmdb_walk w = {.path = c->folder, .tables = state_table_names, .n_tables = STATE_TABLES, .entry = value_good,
+                                .snapshot = pages_check, .ctx = c};
     return (int)lmdb_walk(&w);
 }
+
+#define SALVAGE "export --salvage saves what can be read"
 
 enum rc state_check(const char *folder, struct err *e)
 {
@@ -57,10 +73,8 @@ enum rc state_check(const char *folder, struct err *e)
     if (child.status == LMDB_UNREADABLE)
         return err_set(e, RC_FAILED, EXIT_IO, "state_unreadable", "cannot open the state in %s", folder);
     if (child.signal)
-        return err_set(e, RC_FAILED, EXIT_IO, "state_damaged", "the state in %s is damaged (its check died: %s)",
+        return err_set(e, RC_FAILED, EXIT_IO, "state_damaged", "the state in %s is damaged (its check died: %s); " SALVAGE,
                        folder, strsignal(child.signal));
     return err_set(e, RC_FAILED, EXIT_IO, "state_damaged",
-                   "the state in %s is damaged (a value or page is not what was "
-                   "written)",
-                   folder);
+                   "the state in %s is damaged (a value or page is not what was written); " SALVAGE, folder);
 }

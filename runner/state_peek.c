@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "lmdb_check.h"
+#include "lmdb_pages.h"
 #include "state_codec.h"
 #include "state_folder.h"
 
@@ -45,6 +46,24 @@ static bool meta_read(struct peek *p, MDB_txn *txn, MDB_dbi meta)
     return meta_value(txn, meta, "totals", &v) && state_totals_decode(v, &p->totals);
 }
 
+/* A damaged number of an old transaction would bring its counts back. */
+static enum lmdb_verdict snapshot_begin(const char *folder, MDB_env *env, MDB_txn **txn)
+{
+    enum { MOST_TRIES = 1000 };
+    enum lmdb_verdict found = LMDB_UNREADABLE;
+    struct lmdb_pages pages = {0};
+    struct buf path = {0};
+    if (!buf_printf(&path, "%s/data.mdb", folder)) return found;
+    for (int i = 0; i < MOST_TRIES && found == LMDB_UNREADABLE; i++) {
+        if (mdb_txn_begin(env, NULL, MDB_RDONLY, txn)) break;
+        found = lmdb_pages_open(path.data, &pages, NULL) == RC_OK ? lmdb_pages_newest(&pages, mdb_txn_id(*txn)) : LMDB_DAMAGED;
+        lmdb_pages_close(&pages);
+        if (found != LMDB_GOOD) mdb_txn_abort(*txn);
+    }
+    buf_free(&path);
+    return found;
+}
+
 /* In the child. */
 static int look(void *ctx)
 {
@@ -56,7 +75,8 @@ static int look(void *ctx)
     mdb_env_set_maxdbs(env, 1);
     int mdb = mdb_env_open(env, p->folder, MDB_RDONLY | MDB_NOTLS, 0600);
     if (mdb) return mdb == MDB_INVALID || mdb == MDB_CORRUPTED ? LMDB_DAMAGED : LMDB_UNREADABLE;
-    if (mdb_txn_begin(env, NULL, MDB_RDONLY, &txn)) return LMDB_UNREADABLE;
+    const enum lmdb_verdict begun = snapshot_begin(p->folder, env, &txn);
+    if (begun != LMDB_GOOD) return (int)begun;
     bool good = !mdb_dbi_open(txn, state_table_names[STATE_META], 0, &meta) && meta_read(p, txn, meta);
     mdb_txn_abort(txn);
     mdb_env_close(env);

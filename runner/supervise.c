@@ -15,7 +15,7 @@
  *
  * Whether a restart still makes sense is decided when the backoff ends, not when the ranks were lost: in between, the owner
  * may have settled the job that kills every group, which is progress. Failures that the next launch would repeat (another
- * identity, an impossible setting, a missing model) are not tried again. */
+ * identity, an impossible setting, a missing model, a full disk) are not tried again. */
 #define _GNU_SOURCE
 #include "supervise.h"
 
@@ -149,9 +149,11 @@ static void suspect(struct group *g, bool pointless, int exit_status, const char
     va_end(args);
 }
 
-static bool status_is_pointless(int exit_status)
+/* A disk may fail at any time, the others are sure only of a rank that never came up. */
+static bool status_is_pointless(int exit_status, bool came_up)
 {
-    return exit_status == EXIT_CONFIG || exit_status == EXIT_NO_INPUT || exit_status == EXIT_USAGE;
+    if (exit_status == EXIT_IO) return true;
+    return !came_up && (exit_status == EXIT_CONFIG || exit_status == EXIT_NO_INPUT || exit_status == EXIT_USAGE);
 }
 
 static int killed_rank(const struct group *g)
@@ -194,13 +196,14 @@ static void find_root(struct group *g)
     if (killed >= 0) {
         int sig = WTERMSIG(g->rank[killed].status);
         snprintf(g->reason, sizeof g->reason, "rank %d was killed by signal %d (%s)", killed, sig, strsignal(sig));
+        g->exit_status = EXIT_UNAVAILABLE;
         return;
     }
     if (speaker >= 0 && (p < 0 || speaker == p)) {
         const struct wire_text *w = &g->rank[speaker].words;
         snprintf(g->reason, sizeof g->reason, "rank %d: %s: %s", speaker, w->code, w->text);
         g->exit_status = (int)w->exit_status;
-        g->pointless = !g->rank[speaker].said_hello && status_is_pointless((int)w->exit_status);
+        g->pointless = status_is_pointless((int)w->exit_status, g->rank[speaker].said_hello);
         return;
     }
     if (p >= 0) {
@@ -230,7 +233,7 @@ static void end_ranks(struct group *g)
 static void give_up(struct group *g)
 {
     g->state = GROUP_GAVE_UP;
-    if (!status_is_pointless(g->exit_status)) g->exit_status = EXIT_UNAVAILABLE;
+    if (!status_is_pointless(g->exit_status, false)) g->exit_status = EXIT_UNAVAILABLE;
     queue_event(g, GROUP_EVENT_GAVE_UP, g->reason, strlen(g->reason));
 }
 

@@ -28,7 +28,7 @@ struct group_event {
     enum group_event_kind kind;
     const struct wire_frame *frame; /* until the next call */
     const char *text;               /* LOST, GAVE_UP: what happened, one line; until the next call */
-    int exit_status;                /* GAVE_UP: what the command should end with */
+    int exit_status;                /* GAVE_UP: what the command should end with; LOST: EXIT_IO when a disk failed a rank */
 };
 
 /* identity: what every hello must repeat. The options outlive the group. Starts the ranks. */

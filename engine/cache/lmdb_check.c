@@ -7,6 +7,7 @@
 #include "lmdb_check.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/magic.h>
 #include <signal.h>
 #include <stdio.h>
@@ -89,11 +90,25 @@ static bool table_good(const struct lmdb_walk *w, MDB_txn *txn, MDB_dbi dbi, int
     return good && rc == MDB_NOTFOUND && seen == stat.ms_entries;
 }
 
+/* A transaction that the snapshot's check has passed; else none, and why. */
+static enum lmdb_verdict snapshot_begin(const struct lmdb_walk *w, MDB_env *env, MDB_txn **txn)
+{
+    enum { MOST_TRIES = 1000 };
+    enum lmdb_verdict verdict = LMDB_UNREADABLE;
+    for (int i = 0; i < MOST_TRIES && verdict == LMDB_UNREADABLE; i++) {
+        if (mdb_txn_begin(env, NULL, MDB_RDONLY, txn)) return LMDB_UNREADABLE;
+        verdict = w->snapshot ? w->snapshot(w->ctx, mdb_txn_id(*txn)) : LMDB_GOOD;
+        if (verdict != LMDB_GOOD) mdb_txn_abort(*txn);
+    }
+    return verdict;
+}
+
 static enum lmdb_verdict tables_walk(const struct lmdb_walk *w, MDB_env *env, uint64_t max_entries)
 {
     MDB_txn *txn;
-    if (mdb_txn_begin(env, NULL, MDB_RDONLY, &txn)) return LMDB_UNREADABLE;
-    enum lmdb_verdict verdict = table_good(w, txn, 0, -1, max_entries) ? LMDB_GOOD : LMDB_DAMAGED;
+    enum lmdb_verdict verdict = snapshot_begin(w, env, &txn);
+    if (verdict != LMDB_GOOD) return verdict;
+    if (!table_good(w, txn, 0, -1, max_entries)) verdict = LMDB_DAMAGED;
     for (int t = 0; t < w->n_tables && verdict == LMDB_GOOD; t++) {
         MDB_dbi dbi;
         int rc = mdb_dbi_open(txn, w->tables[t], 0, &dbi);
@@ -109,8 +124,11 @@ enum lmdb_verdict lmdb_walk(const struct lmdb_walk *w)
     MDB_env *env;
     char path[4096];
     struct stat st;
-    const char *file = w->flags & MDB_NOSUBDIR ? "" : "/data.mdb";
-    if (snprintf(path, sizeof path, "%s%s", w->path, file) >= (int)sizeof path || stat(path, &st)) return LMDB_UNREADABLE;
+    const bool bare = w->flags & MDB_NOSUBDIR;
+    if (snprintf(path, sizeof path, "%s%s", w->path, bare ? "-lock" : "/lock.mdb") >= (int)sizeof path || lmdb_lock_reserve(path))
+        return LMDB_UNREADABLE;
+    if (snprintf(path, sizeof path, "%s%s", w->path, bare ? "" : "/data.mdb") >= (int)sizeof path || stat(path, &st))
+        return LMDB_UNREADABLE;
     if (mdb_env_create(&env)) return LMDB_UNREADABLE;
     mdb_env_set_maxdbs(env, (MDB_dbi)w->n_tables);
     int rc = mdb_env_open(env, w->path, w->flags | MDB_RDONLY | MDB_NOTLS, 0600);
@@ -121,6 +139,17 @@ enum lmdb_verdict lmdb_walk(const struct lmdb_walk *w)
         verdict = tables_walk(w, env, (uint64_t)st.st_size / 8);
     mdb_env_close(env);
     return verdict;
+}
+
+int lmdb_lock_reserve(const char *lock_path)
+{
+    enum { LOCK_BYTES = 8192 }; /* of LMDB's standard number of readers */
+    struct stat st;
+    int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int error = fd < 0 ? errno : 0;
+    if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) error = posix_fallocate(fd, 0, LOCK_BYTES);
+    if (fd >= 0) close(fd);
+    return error == ENOSPC || error == EDQUOT ? error : 0;
 }
 
 const char *lmdb_remote_filesystem(int folder_fd)

@@ -28,11 +28,19 @@ struct lmdb_walk {
     int n_tables;
     /* Once for every entry of every table; false: it is damaged. Keys and values lie in the map. */
     bool (*entry)(void *ctx, int table, const MDB_val *key, const MDB_val *value);
+    /* Before all entries, while nobody can reuse this transaction's pages. LMDB_UNREADABLE: a writer has gone on too far to say
+     * anything about it; it is asked again of a newer one. NULL: nothing. */
+    enum lmdb_verdict (*snapshot)(void *ctx, uint64_t txn_id);
     void *ctx;
 };
 /* Touches the free list and every entry. A missing table is an empty one. For a child: damage may kill it. Bounded by the
  * file's size, since damaged pages may point in circles. */
 enum lmdb_verdict lmdb_walk(const struct lmdb_walk *w);
+
+/* Gives an environment's lock file, made where it is missing, its place on the disk: LMDB leaves a hole, and who touches a mapped
+ * hole that a full disk cannot fill is killed. Before the environment is opened in this process. 0; ENOSPC or EDQUOT: there is
+ * no room. Whatever else is wrong with the file, LMDB finds. */
+int lmdb_lock_reserve(const char *lock_path);
 
 /* "NFS" and the like where LMDB and its locks do not work, NULL on local disks. */
 const char *lmdb_remote_filesystem(int folder_fd);

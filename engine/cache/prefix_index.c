@@ -7,10 +7,14 @@
 #include "prefix_index.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <xxhash.h>
+
+#include "lmdb_check.h"
 
 const char *const prefix_table_names[PREFIX_TABLES] = {"files", "blocks", "states", "meta"};
 
@@ -97,7 +101,10 @@ static int tables_open(struct prefix_index *ix, MDB_txn *txn, void *ctx)
 /* Less address space than asked for is no reason to fail. */
 static int environment_open(const char *path, unsigned flags, MDB_env **out)
 {
-    int mdb = ENOMEM;
+    char lock[PATH_MAX];
+    int mdb = snprintf(lock, sizeof lock, "%s-lock", path) < (int)sizeof lock ? lmdb_lock_reserve(lock) : ENAMETOOLONG;
+    if (mdb) return mdb;
+    mdb = ENOMEM;
     for (size_t map = first_map_bytes; mdb == ENOMEM && map >= smallest_map_bytes; map /= 2) {
         if ((mdb = mdb_env_create(out))) return mdb;
         mdb_env_set_maxdbs(*out, PREFIX_TABLES);

@@ -59,7 +59,8 @@ static bool entry_copy(void *ctx, int table, const MDB_val *key, const MDB_val *
 static int walk_and_copy(void *ctx)
 {
     struct copy *c = ctx;
-    const struct lmdb_walk w = {c->from, MDB_NOSUBDIR, prefix_table_names, PREFIX_TABLES, entry_copy, c};
+    const struct lmdb_walk w = {.path = c->from, .flags = MDB_NOSUBDIR, .tables = prefix_table_names, .n_tables = PREFIX_TABLES,
+                                .entry = entry_copy, .ctx = c};
     if (c->to) c->mdb = prefix_index_open(c->to, true, &c->index);
     if (c->to && !c->mdb) c->mdb = mdb_txn_begin(c->index.env, NULL, 0, &c->txn);
     enum lmdb_verdict verdict = lmdb_walk(&w);

@@ -163,7 +163,7 @@ enum rc prefix_store_open(const struct prefix_store_options *o, struct prefix_st
     enum rc rc = s->scratch ? folder_open(s, e) : err_no_memory(e);
     if (rc == RC_OK && !opened_once(s))
         rc = err_set(e, RC_FAILED, EXIT_INTERNAL, "store_open", "this process has the cache in %s open already", s->folder);
-    if (rc == RC_OK) rc = index_open(s, e);
+    if (rc == RC_OK && (rc = index_open(s, e)) != RC_OK) err_place(e, s->folder, 0, 0, 0);
     if (rc == RC_OK)
         *out = s;
     else
@@ -584,7 +584,9 @@ enum rc prefix_store_put(struct prefix_store *s, const int32_t *tokens, int posi
     uint64_t *ids = calloc((size_t)p.n_blocks + 1, sizeof *ids);
     int mdb = ids ? put_look(s, &p, ids) : ENOMEM;
     enum rc rc = mdb ? prefix_index_error(mdb, "cannot read it", e) : missing_put(s, &p, ids, source, e);
-    if ((rc == RC_OK || rc == RC_RETRY) && (mdb = put_touch(s, &p, ids))) rc = prefix_index_error(mdb, "cannot change it", e);
+    /* As after a load: a hint. */
+    if (rc == RC_OK || rc == RC_RETRY) put_touch(s, &p, ids);
+    else err_place(e, s->folder, 0, 0, 0);
     free(ids);
     free(p.keys);
     return rc;

@@ -89,7 +89,8 @@ struct prefix_source {
  * of this prompt, nor of what the planner needs sooner (prefix_store_mark).
  *   RC_OK      all of it is in the store
  *   RC_RETRY   EXIT_DONE "store_full": quota or free space allow no more, and nothing else may go. What was put before stays
- *   RC_FAILED  EXIT_IO "store_disk_full", "store_io": a write failed. What was put before stays; the store may be used on
+ *   RC_FAILED  EXIT_IO "store_disk_full", "store_io": a write failed. What was put before stays; the store may be used on.
+ *              The error's source is the folder
  *   RC_FATAL   the index cannot be used any more, or no memory: close */
 enum rc prefix_store_put(struct prefix_store *s, const int32_t *tokens, int position, const struct prefix_source *source,
                          struct err *e);

@@ -33,6 +33,8 @@ def arguments(description, **more):
         print("no model: skipped")
         sys.exit(SKIPPED)
     args.tandem = os.path.abspath(args.tandem)
+    if not args.model.startswith("synth:"):
+        args.model = os.path.abspath(args.model)
     return args
 
 
@@ -47,6 +49,18 @@ def write_jobs(path, count, most_tokens):
                 body["seed"] = 100 + i
             f.write(json.dumps({"custom_id": f"job-{i}", "method": "POST", "url": "/v1/chat/completions", "body": body}) +
                     "\n")
+
+
+def write_document_jobs(path, chance, count, documents):
+    """Jobs of which every documents-th asks about the same text, of some hundred tokens."""
+    words = "the of a pump valve reads opens closes before after seven night report shows that every second line was empty".split()
+    texts = [" ".join(chance.choice(words) for _ in range(240 + 20 * d)) + "." for d in range(documents)]
+    jobs = []
+    for i in range(count):
+        body = {"messages": [{"role": "user", "content": f"{texts[i % documents]}\n\nQuestion {i}: what is seen first?"}],
+                "max_tokens": 24 + i, "temperature": 0.8 if i % 3 else 0}
+        jobs.append({"custom_id": f"job-{i}", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    pathlib.Path(path).write_text("".join(json.dumps(job) + "\n" for job in jobs), encoding="utf-8")
 
 
 class Failure(Exception):
@@ -198,6 +212,21 @@ def ranks_of(runner):
             if value.get("--runner") == str(runner):
                 found.append((int(entry), int(value["--group"]), int(value["--rank"])))
     return sorted(found, key=lambda x: x[1:])
+
+
+def wait_for_work(run, state, n_ranks, gone=frozenset()):
+    """Until ranks other than those that are gone have jobs: an attempt is committed before its job leaves. Their processes."""
+    data, since, ranks = pathlib.Path(state) / "data.mdb", None, []
+    until = time.monotonic() + 120
+    while run.process.poll() is None and time.monotonic() < until:
+        if since is None:
+            ranks = [pid for pid, _, _ in ranks_of(run.pid)]
+            if len(ranks) == n_ranks and not gone & set(ranks):
+                since = data.stat().st_mtime_ns
+        elif data.stat().st_mtime_ns != since:
+            break
+        time.sleep(0.01)
+    return set(ranks)
 
 
 def no_leftovers(runner, within=5.0):

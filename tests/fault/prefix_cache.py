@@ -1,19 +1,16 @@
 """Heads of prompts come from the cache or are computed, and nobody can tell from the texts: cold, warm, one job at a time and several,
-in either order, stopped, killed, with a rank lost or out of step, with the cache damaged in every way that a file can be, and full.
+in either order, with the cache damaged in every way that a file can be, and full. What disturbs a run: cache_matrix.py.
 
 Every run is compared with one that has no cache, no drafts and one job at a time."""
 import json
 import pathlib
 import random
 import shutil
-import signal
-import time
 
 import fault_lib as lib
 
 DOCUMENTS = 3
 QUESTIONS = ["Summarize this in two sentences.", "Which names are there?", "What comes first?", "Is anything missing?"]
-PATIENT = ["--job-failures", "1000", "--restarts", "50"]
 
 
 def write_jobs(bench):
@@ -108,29 +105,6 @@ def matrix(bench, c):
     return cache
 
 
-def disturbed(bench, c):
-    """Each kind of end in a cold run and, on what that one left, in a warm one; then the command once more."""
-    chance = random.Random(bench.args.seed)
-    cache = bench.folder / "cache-disturbed"
-    for warm in (False, True):
-        for how in ("TERM", "KILL", "0:kill@6", "1:kill@9", "1:state@7", "0:exit@3"):
-            if not warm:
-                shutil.rmtree(cache, ignore_errors=True)
-            out = bench.fresh()
-            if ":" in how:
-                bench.finish(out, "--cache", str(cache), "--fault", how, *PATIENT)
-            else:
-                run = bench.start(out, "--cache", str(cache), "--grace", "0.2", *PATIENT)
-                time.sleep(chance.uniform(0.1, 0.8))
-                run.kill(signal.SIGTERM if how == "TERM" else signal.SIGKILL)
-                run.wait()
-                lib.no_leftovers(run.pid)
-                bench.finish(out, "--cache", str(cache), *PATIENT)
-            c.same(out, f"{'warm' if warm else 'cold'}, {how}")
-    lib.check(c.run("after all of them", cache) > 0, "nothing came from the cache")
-    return cache
-
-
 def spoil(path, chance):
     data = bytearray(path.read_bytes())
     how = chance.randrange(4)
@@ -188,7 +162,6 @@ def test(bench):
     write_jobs(bench)
     c = Comparison(bench)
     cache = matrix(bench, c)
-    disturbed(bench, c)
     damaged(bench, c, cache)
     full(bench, c)
     if not bench.args.gpus:

@@ -54,10 +54,14 @@ def second_signal(bench):
     return out
 
 
-def stopped_beside_a_hung_rank(bench):
-    """TERM to the whole process group, as a terminal or a scheduler sends it, while a rank hangs: nothing can finish."""
+def stopped_beside_a_dead_end(bench, reference, *fault):
+    """TERM to everybody, the process group and the ranks, as a terminal or a scheduler sends it, while a rank hangs or, without a
+    fault, is stopped: nothing can finish."""
     out, grace = bench.fresh(), 1
-    run = bench.start(out, "--grace", str(grace), "--fault", "1:hang@12", process_group=0)
+    run = bench.start(out, "--grace", str(grace), *fault, process_group=0)
+    if not fault:
+        wait_for_done(bench, run, out, 1)
+        os.kill(lib.ranks_of(run.pid)[1][0], signal.SIGSTOP)
     until = time.monotonic() + 60
     while run.process.poll() is None and time.monotonic() < until:
         before = bench.status(out)
@@ -65,13 +69,18 @@ def stopped_beside_a_hung_rank(bench):
         if before and before.get("attempts", 0) and bench.status(out) == before:
             break
     start = time.monotonic()
+    for rank, _, _ in lib.ranks_of(run.pid):
+        os.kill(rank, signal.SIGTERM)
     os.killpg(run.pid, signal.SIGTERM)
     status = run.wait()
-    took = time.monotonic() - start
-    lib.check(status == 75, f"beside a hung rank: exit {status}:\n{run.stderr()}")
-    lib.check(took < grace + 2, f"beside a hung rank: took {took:.1f} s with a grace of {grace} s")
+    took, what = time.monotonic() - start, "beside a rank that hangs" if fault else "beside a stopped rank"
+    print(f"{what}: {took:.1f} s after TERM with a grace of {grace} s", flush=True)
+    lib.check(status == 75, f"{what}: exit {status}:\n{run.stderr()}")
+    lib.check(took < grace + 2, f"{what}: took {took:.1f} s with a grace of {grace} s")
     lib.no_leftovers(run.pid)
     lib.whole(out)
+    bench.finish(out)
+    lib.same(out, reference, f"continued, {what}")
 
 
 def locked(bench, out):
@@ -101,7 +110,8 @@ def test(bench):
     stopped_within_the_grace(bench, reference, signal.SIGTERM, 0)
     stopped_within_the_grace(bench, reference, signal.SIGINT, 1)
     stopped_within_the_grace(bench, reference, signal.SIGHUP, 0)
-    stopped_beside_a_hung_rank(bench)
+    stopped_beside_a_dead_end(bench, reference, "--fault", "1:hang@12")
+    stopped_beside_a_dead_end(bench, reference)
     out = second_signal(bench)
     locked(bench, out)
     lib.same(out, reference, "after a second signal and a lock")

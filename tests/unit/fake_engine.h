@@ -16,7 +16,7 @@
 #include "engine.h"
 #include "rank_main.h"
 
-enum fake_fault { FAKE_KILL = 900, FAKE_EXIT, FAKE_STOP, FAKE_HANG, FAKE_DIFFER, FAKE_REFUSE, FAKE_FAIL, FAKE_ENDLESS };
+enum fake_fault { FAKE_KILL = 900, FAKE_EXIT, FAKE_STOP, FAKE_HANG, FAKE_DIFFER, FAKE_REFUSE, FAKE_FAIL, FAKE_ENDLESS, FAKE_DISK };
 #define FAKE_IDENTITY "version=1\nmodel=fake\nranks=any\n"
 
 struct fake_request {
@@ -61,6 +61,8 @@ enum rc engine_open(const struct engine_options *o, struct kern *kern, struct co
     (void)comm;
     if (!strcmp(o->model_path, "fake-config"))
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "context_too_long", "context %d is too long", o->context);
+    if (!strcmp(o->model_path, "fake-disk"))
+        return err_set(e, RC_FATAL, EXIT_IO, "store_disk_full", "the cache: cannot write a file");
     if (!strcmp(o->model_path, "fake-hang-load") && o->rank == o->ranks - 1)
         for (;;) pause();
     if (!strcmp(o->model_path, "fake-die-load")) _exit(7);
@@ -162,6 +164,11 @@ enum rc engine_step(struct engine *e, struct err *err)
     e->step++;
     segment_beat(e->segment, e->rank);
     fake_strike(&q, e->rank);
+    if (q.fault == FAKE_DISK && q.fault_rank == e->rank) {
+        err_set(err, RC_FATAL, EXIT_IO, "store_disk_full", "the cache: cannot write a file");
+        err_place(err, "/cache/rank", 0, 0, 0);
+        return RC_FATAL;
+    }
     uint64_t differ = q.fault == FAKE_DIFFER && q.fault_rank == e->rank;
     struct lockstep_record record = {.step = e->step, .rows = 1, .tokens = 1, .token_hash = q.id + differ};
     enum rc rc = lockstep_compare(e->segment, e->rank, &record, err);

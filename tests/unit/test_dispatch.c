@@ -61,6 +61,7 @@ struct world {
     struct dispatch_group_view seen_groups[MAX_GROUPS];
     size_t lonely;              /* 1 + a job that must never have company */
     int slow[MAX_JOBS];         /* pumps that this job takes beyond one */
+    int lost_status;            /* exit status that a loss comes with */
     bool stranger;              /* answer to a request that was never sent, once */
     int64_t end_us;             /* 0: none */
     int64_t timeout_us[MAX_JOBS];
@@ -148,7 +149,7 @@ static void play_loss(struct group *g)
 {
     g->n = 0;
     g->state = GROUP_BACKOFF;
-    g->events[g->n_events++] = (struct group_event){.kind = GROUP_EVENT_LOST, .text = "rank 1 was killed"};
+    g->events[g->n_events++] = (struct group_event){.kind = GROUP_EVENT_LOST, .text = "rank 1 was killed", .exit_status = world->lost_status};
 }
 
 static void play_answer(struct group *g)
@@ -782,6 +783,22 @@ static void a_full_disk_ends_the_run(void **state)
     for (size_t i = 0; i < 20; i++) assert_int_equal(w.settled[i], i < 7);
 }
 
+/* What a rank's disk does to its group is no job's failure. */
+static void a_ranks_disk_is_no_jobs_failure(void **state)
+{
+    (void)state;
+    struct world w = new_world(20);
+    struct dispatch_result r;
+    w.gives_up[0] = -1;
+    w.deadly[5] = 1;
+    w.lost_status = EXIT_IO;
+    assert_int_equal(run(&w, -1, &r, NULL), RC_OK);
+    assert_int_equal(r.end, DISPATCH_GAVE_UP);
+    assert_int_equal(w.stored[5].attempts, 1);
+    assert_int_equal(w.stored[5].failures, 0);
+    assert_false(w.stored[5].running);
+}
+
 static void a_strange_answer_is_ignored(void **state)
 {
     (void)state;
@@ -820,6 +837,7 @@ int main(void)
         cmocka_unit_test(long_ones_are_left),
         cmocka_unit_test(slow_ones_are_cancelled),
         cmocka_unit_test(a_full_disk_ends_the_run),
+        cmocka_unit_test(a_ranks_disk_is_no_jobs_failure),
         cmocka_unit_test(a_strange_answer_is_ignored),
     };
     log_set(LOG_ERROR, "");

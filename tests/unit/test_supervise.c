@@ -358,6 +358,30 @@ static void impossible_setting_is_final(void **state)
     assert_nothing_left();
 }
 
+/* At the start and in the middle of work, on any rank: no restart, 74, and the last words say where. */
+static void a_full_disk_is_final(void **state)
+{
+    (void)state;
+    struct options o = options_for("fake-disk", 2);
+    struct group_event v;
+    for (int r = -1; r < 2; r++) {
+        struct group *g = open_group(&o);
+        if (r >= 0) {
+            expect(g, GROUP_EVENT_READY, &v);
+            submit(g, 1, FAKE_DISK, r);
+        }
+        expect(g, GROUP_EVENT_LOST, &v);
+        assert_int_equal(v.exit_status, EXIT_IO);
+        expect(g, GROUP_EVENT_GAVE_UP, &v);
+        assert_non_null(strstr(v.text, r < 0 ? "store_disk_full: the cache" : "store_disk_full: /cache/rank: the cache"));
+        assert_int_equal(v.exit_status, EXIT_IO);
+        assert_int_equal(group_restarts(g), 0);
+        group_close(g, 0);
+        assert_nothing_left();
+        o.model = "fake";
+    }
+}
+
 static void a_request_fails_alone(void **state)
 {
     (void)state;
@@ -510,6 +534,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(progress_resets_the_count),
         cmocka_unit_test(another_identity_is_final),
         cmocka_unit_test(impossible_setting_is_final),
+        cmocka_unit_test(a_full_disk_is_final),
         cmocka_unit_test(a_request_fails_alone),
         cmocka_unit_test(cancelling),
         cmocka_unit_test(large_requests),
