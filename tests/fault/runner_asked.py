@@ -52,7 +52,7 @@ def asked_without_end(bench, reference):
 def asked_while_stopping(bench):
     """A rank hangs, so that the grace is not over at once."""
     out = bench.fresh()
-    run = bench.start(out, "--grace", "3", "--fault", "1:hang@12")
+    run = bench.start(out, "--grace", "3", "--checkpoint", "0", "--fault", "1:hang@12")
     wait_until(lambda: (bench.status(out) or {}).get("attempts", 0), run)
     run.kill(signal.SIGTERM)
     time.sleep(0.3)
