@@ -4,7 +4,8 @@
  * point (tokens so far, the page that is not whole, the slot) into a batch, which its store writes while the engine goes on.
  * Each rank says in the segment how many batches it has on disk; the next one is planned when all have all. A batch begins when
  * the last one was cheap enough for it: copies take 3% of the time at most, writing a quarter of it, and what is written again and
- * again (points) 16 MB/s, for a night of that wears a disk; at least every checkpoint_us whatever it costs. Pages are written once, so as fast as the disk takes them.
+ * again (points) 16 MB/s, for a night of that wears a disk; at least every checkpoint_us whatever it costs. Pages are written once,
+ * so as fast as the disk takes them. Answers grow slowly: they take part in batches ten times as rarely as prompts.
  *
  * Going on. Before such a request is admitted the plan probes it: ranks exchange the positions of their points, all load and verify
  * the greatest that is common to all, and vote. What was read waits in host memory, as after a preemption; sampled tokens are put back
@@ -19,7 +20,7 @@
 #include "engine.h"
 #include "engine_private.h"
 
-enum { LEAST_WAIT_US = 100000, COPY_SHARE = 33, WRITE_SHARE = 4, POINT_BYTES_PER_US = 16 };
+enum { LEAST_WAIT_US = 100000, COPY_SHARE = 33, WRITE_SHARE = 4, POINT_BYTES_PER_US = 16, ANSWER_PATIENCE = 10 };
 static const size_t most_batch_bytes = (size_t)512 << 20;
 
 /* What a point begins with; then tokens, traces, the last page if it is not whole, the slot. Fixed sizes, no padding. */
@@ -55,17 +56,17 @@ static bool all_saved(const struct engine *e)
     return true;
 }
 
-static bool is_due(const struct engine *e)
+static bool is_due(const struct engine *e, int64_t due_us)
 {
-    return e->checkpoints && e->saves_durable == e->saves && (e->stopping || clock_now_us() >= e->save_due_us);
+    return e->checkpoints && e->saves_durable == e->saves && (e->stopping || clock_now_us() >= due_us);
 }
 
 /* The request whose last point is oldest, of those that have something to save and are not in the batch yet. */
-static int next_to_save(const struct engine *e, int n, const bool *taken, struct sequence **out)
+static int next_to_save(const struct engine *e, int n, const bool *taken, bool answers, struct sequence **out)
 {
     int best = -1, i = 0;
     for (struct sequence *s = e->sequences; s && i < n; s = s->next, i++) {
-        if (taken[i] || !may_save(s) || s->saved_position == s->computed) continue;
+        if (taken[i] || !may_save(s) || s->saved_position == s->computed || (s->sampled && !answers)) continue;
         if (best >= 0 && s->saved_step >= (*out)->saved_step) continue;
         best = i;
         *out = s;
@@ -78,12 +79,13 @@ enum rc engine_checkpoint_want(struct engine *e, int n, struct err *err)
     const size_t page_bytes = model_forward_page_bytes(e->forward) + 1;
     size_t left = most_batch_bytes;
     struct sequence *s = NULL;
-    if (!is_due(e)) return RC_OK;
+    if (!is_due(e, e->save_due_us)) return RC_OK;
+    const bool answers = is_due(e, e->save_answers_due_us);
     bool *taken = calloc((size_t)n + 1, sizeof *taken);
     if (!taken) return err_no_memory(err);
     e->save_start_us = clock_now_us();
-    e->save_cut = false;
-    for (int i; (i = next_to_save(e, n, taken, &s)) >= 0;) {
+    e->save_cut = e->save_answers = false;
+    for (int i; (i = next_to_save(e, n, taken, answers, &s)) >= 0;) {
         const int missing = s->computed / KV_PAGE_TOKENS - s->saved_pages;
         const int pages = (size_t)missing < left / page_bytes ? missing : (int)(left / page_bytes);
         size_t bytes = (size_t)pages * page_bytes;
@@ -92,6 +94,7 @@ enum rc engine_checkpoint_want(struct engine *e, int n, struct err *err)
         const bool fits = bytes > 0 && (bytes <= left || left == most_batch_bytes); /* the first always does */
         e->save_cut |= !fits || pages < missing;
         if (!fits) continue;
+        e->save_answers |= s->sampled > 0;
         e->plan_input[i].save = true;
         e->plan_input[i].save_pages = pages;
         left -= bytes < left ? bytes : left;
@@ -99,6 +102,8 @@ enum rc engine_checkpoint_want(struct engine *e, int n, struct err *err)
     free(taken);
     return RC_OK;
 }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Everybody has everything on disk: when the next batch may begin. */
 static void settle(struct engine *e)
@@ -113,8 +118,9 @@ static void settle(struct engine *e)
         if (wait_us < write_us) wait_us = write_us;
         if (wait_us < points_us) wait_us = points_us;
     }
-    if (wait_us > e->o.checkpoint_us) wait_us = e->o.checkpoint_us;
-    e->save_due_us = e->save_start_us + wait_us;
+    const int64_t answers_wait_us = e->save_cut ? wait_us : ANSWER_PATIENCE * wait_us;
+    e->save_due_us = e->save_start_us + least(wait_us, e->o.checkpoint_us);
+    if (e->save_answers) e->save_answers_due_us = e->save_start_us + least(answers_wait_us, e->o.checkpoint_us);
 }
 
 enum rc engine_checkpoint_poll(struct engine *e, struct err *err)

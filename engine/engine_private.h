@@ -50,9 +50,10 @@ struct engine {
     struct prefix_store *prefixes; /* NULL: none, or it failed */
     struct checkpoint_store *checkpoints; /* NULL: none */
     uint64_t saves, saves_written, saves_durable; /* batches begun, the same on every rank; on this rank's disk; rank 0: on all */
-    int64_t save_start_us, save_copy_us, save_due_us; /* of the last batch; when the next may begin */
+    int64_t save_start_us, save_copy_us;          /* of the last batch */
+    int64_t save_due_us, save_answers_due_us;     /* when the next may begin, and when with answers in it */
     size_t save_point_bytes;                      /* points of the last batch */
-    bool save_cut;                                /* it did not hold all that was new */
+    bool save_cut, save_answers;                  /* it did not hold all that was due; it holds answers */
     bool stopping;                                /* rank 0: nothing is computed any more, what runs is saved */
     struct tokenizer *tokenizer; /* end tokens and vocabulary size; rank 0 decodes */
     struct kv_pages pages;

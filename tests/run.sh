@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds tandem and runs its tests.
 #   sh tests/run.sh               the default tiers: everything but "slow"
-#   sh tests/run.sh --sanitize    also unit, kern, cli, fault and fuzz under ASan+UBSan, and rank under TSan (as with CI=true)
+#   sh tests/run.sh --sanitize    also unit, kern, cli, fault and fuzz under ASan+UBSan, rank and threads under TSan (as with CI=true)
 #   sh tests/run.sh --slow        also the slow tier
 # What is missing on a bare Debian 12 is installed first (need.sh says how). Builds go to build/release, build/asan and
 # build/tsan, Python packages into build/venv. Exit status: 0 all passed, 69 something cannot be had, else a failure.
@@ -76,5 +76,5 @@ if [ "$slow" = yes ]; then tier release; else tier release -LE slow; fi
 if [ "$sanitize" = yes ]; then
     tier asan -L '^(unit|kern|cli|fault|fuzz)$' -LE slow
     run=$without_spread
-    tier tsan -L '^rank$' -LE slow
+    tier tsan -L '^(rank|threads)$' -LE slow
 fi

@@ -36,7 +36,7 @@ struct point_header {
     unsigned char key[CHECKPOINT_KEY_BYTES];
     uint32_t position, n_pages;
     uint64_t page_bytes, rest_bytes;
-    uint64_t checksum; /* XXH3-64 of the header with 0 here, then of hashes and rest */
+    uint64_t checksum; /* XXH3-64 of the header with 0 here, of the hashes, of the rest; each the seed of the next */
 };
 static_assert(sizeof(struct point_header) == 96, "no padding");
 
@@ -85,13 +85,19 @@ static void name_of(const unsigned char key[CHECKPOINT_KEY_BYTES], int rank, int
     snprintf(out + HEX_BYTES, NAME_BYTES - HEX_BYTES, ".r%d.%s", rank, suffixes[file]);
 }
 
-static enum rc io_error(const struct checkpoint *c, int file, struct err *e)
+/* name: in the folder; "": the folder. */
+static enum rc io_error(const struct checkpoint_store *s, const char *name, struct err *e)
+{
+    const bool full = errno == ENOSPC || errno == EDQUOT;
+    return err_errno(e, RC_FAILED, EXIT_IO, full ? "checkpoint_disk_full" : "checkpoint_io", "cannot write the checkpoint %s%s%s", s->folder,
+                     *name ? "/" : "", name);
+}
+
+static enum rc file_error(const struct checkpoint *c, int file, struct err *e)
 {
     char name[NAME_BYTES];
-    const bool full = errno == ENOSPC || errno == EDQUOT;
     name_of(c->key, c->store->o.rank, file, name);
-    return err_errno(e, RC_FAILED, EXIT_IO, full ? "checkpoint_disk_full" : "checkpoint_io", "cannot write the checkpoint %s/%s",
-                     c->store->folder, name);
+    return io_error(c->store, name, e);
 }
 
 /* ---- files ---- */
@@ -137,22 +143,16 @@ static bool open_file(struct checkpoint *c, int file, bool create)
         return false;
     }
     c->fd[file] = fd;
-    c->store->new_names |= create;
+    if (create) c->store->new_names = true; /* the caller's, as no batch is being written */
     return true;
 }
 
 static uint64_t checksum_of(struct point_header h, const uint64_t *hashes, const void *rest)
 {
-    XXH3_state_t *x = XXH3_createState();
-    if (!x) return 0;
     h.checksum = 0;
-    XXH3_64bits_reset(x);
-    XXH3_64bits_update(x, &h, sizeof h);
-    if (h.n_pages) XXH3_64bits_update(x, hashes, h.n_pages * sizeof *hashes);
-    XXH3_64bits_update(x, rest, h.rest_bytes);
-    const uint64_t sum = XXH3_64bits_digest(x);
-    XXH3_freeState(x);
-    return sum ? sum : 1;
+    uint64_t sum = XXH3_64bits(&h, sizeof h);
+    sum = XXH3_64bits_withSeed(hashes, h.n_pages * sizeof *hashes, sum);
+    return XXH3_64bits_withSeed(rest, h.rest_bytes, sum);
 }
 
 static struct point_header header_of(const struct checkpoint *c, int position, size_t rest_bytes)
@@ -214,17 +214,16 @@ static void write_batch(struct checkpoint_store *s, struct err *e)
         if (i->page >= 0) {
             const bool last = k + 1 == s->n_items || s->items[k + 1].checkpoint != c || s->items[k + 1].page < 0;
             if (write_page(s, i) && (!last || fdatasync(c->fd[PAGES]) == 0)) continue;
-            io_error(c, PAGES, e);
+            file_error(c, PAGES, e);
             return;
         }
         const int older = c->position[0] <= c->position[1] ? 0 : 1;
         if (!write_point(s, i, older)) {
-            io_error(c, older, e);
+            file_error(c, older, e);
             return;
         }
     }
-    if (s->new_names && fsync(s->folder_fd))
-        err_errno(e, RC_FAILED, EXIT_IO, "checkpoint_io", "cannot write the checkpoints %s", s->folder);
+    if (s->new_names && fsync(s->folder_fd)) io_error(s, "", e);
     s->new_names = false;
 }
 
@@ -276,6 +275,16 @@ static int start_thread(struct checkpoint_store *s)
     return failed;
 }
 
+/* The folder's own name, which this rank or another has just made. */
+static bool name_is_durable(int folder_fd)
+{
+    const int parent = openat(folder_fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (parent < 0) return false;
+    const bool ok = fsync(parent) == 0;
+    close(parent);
+    return ok;
+}
+
 enum rc checkpoint_store_open(const struct checkpoint_store_options *o, struct checkpoint_store **out, struct err *e)
 {
     struct checkpoint_store *s = calloc(1, sizeof *s);
@@ -290,8 +299,8 @@ enum rc checkpoint_store_open(const struct checkpoint_store_options *o, struct c
     }
     s->o.folder = s->folder;
     if (mkdir(o->folder, 0700) == 0 || errno == EEXIST) s->folder_fd = open(o->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (s->folder_fd < 0) {
-        rc = err_errno(e, RC_FAILED, EXIT_IO, "checkpoint_io", "cannot use %s for checkpoints", o->folder);
+    if (s->folder_fd < 0 || !name_is_durable(s->folder_fd)) {
+        rc = io_error(s, "", e);
         goto free_store;
     }
     pthread_mutex_init(&s->mutex, NULL);
@@ -305,8 +314,8 @@ enum rc checkpoint_store_open(const struct checkpoint_store_options *o, struct c
 destroy:
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->mutex);
-    close(s->folder_fd);
 free_store:
+    if (s->folder_fd >= 0) close(s->folder_fd);
     free(s->folder);
     free(s);
     return rc;
@@ -406,7 +415,7 @@ enum rc checkpoint_resume(struct checkpoint *c, int position, struct err *e)
     for (int file = 0; file < CHECKPOINT_POINTS; file++) {
         if (position && c->position[file] == position) continue;
         c->position[file] = 0;
-        if (c->fd[file] >= 0 && ftruncate(c->fd[file], 0)) return io_error(c, file, e);
+        if (c->fd[file] >= 0 && ftruncate(c->fd[file], 0)) return file_error(c, file, e);
     }
     c->n_pages = c->store->o.page_bytes ? position / PREFIX_BLOCK_TOKENS : 0;
     return RC_OK;
@@ -444,7 +453,7 @@ int checkpoint_pages(const struct checkpoint *c) { return c->n_pages; }
 
 enum rc checkpoint_add_page(struct checkpoint *c, void **out, struct err *e)
 {
-    if (!open_file(c, PAGES, true)) return io_error(c, PAGES, e);
+    if (!open_file(c, PAGES, true)) return file_error(c, PAGES, e);
     if (c->n_pages == MOST_PAGES || !make_room(c, c->n_pages + 1)) return err_no_memory(e);
     enum rc rc = add(c, (struct batch_item){.checkpoint = c, .n_bytes = c->store->o.page_bytes, .page = c->n_pages}, out, e);
     if (rc == RC_OK) c->n_pages++;
@@ -455,7 +464,7 @@ enum rc checkpoint_add_point(struct checkpoint *c, int position, size_t n_bytes,
 {
     /* Made here, not by the thread: once a request has ended, nothing of it comes into being. */
     for (int file = 0; file < CHECKPOINT_POINTS; file++)
-        if (!open_file(c, file, true)) return io_error(c, file, e);
+        if (!open_file(c, file, true)) return file_error(c, file, e);
     return add(c, (struct batch_item){.checkpoint = c, .n_bytes = n_bytes, .page = -1, .position = position}, out, e);
 }
 
@@ -473,7 +482,7 @@ enum rc checkpoint_store_status(struct checkpoint_store *s, struct err *e)
     enum rc rc = s->writing ? RC_RETRY : s->failure.rc;
     if (rc == RC_FAILED && e) *e = s->failure;
     pthread_mutex_unlock(&s->mutex);
-    if (rc != RC_RETRY) free_closed(s);
+    if (rc != RC_RETRY && !s->n_items) free_closed(s);
     return rc;
 }
 

@@ -28,7 +28,7 @@ struct checkpoint_store_options {
     size_t page_bytes;             /* of 64 positions; 0: this rank has no KV heads and saves no pages */
 };
 
-/* RC_FAILED, EXIT_IO "checkpoint_io": no folder. */
+/* RC_FAILED, EXIT_IO "checkpoint_io", "checkpoint_disk_full": no folder. */
 enum rc checkpoint_store_open(const struct checkpoint_store_options *o, struct checkpoint_store **out, struct err *e);
 /* Waits for the batch that is being written. All checkpoints have been closed. NULL is allowed. */
 void checkpoint_store_close(struct checkpoint_store *s);
