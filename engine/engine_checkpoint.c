@@ -5,7 +5,8 @@
  * Each rank says in the segment how many batches it has on disk; the next one is planned when all have all. A batch begins when
  * the last one was cheap enough for it: copies take 3% of the time at most, writing a quarter of it, and what is written again and
  * again (points) 16 MB/s, for a night of that wears a disk; at least every checkpoint_us whatever it costs. Pages are written once,
- * so as fast as the disk takes them. Answers grow slowly: they take part in batches ten times as rarely as prompts.
+ * so as fast as the disk takes them. Answers grow slowly, and their points are written all night: they take part in batches ten times
+ * as rarely as prompts.
  *
  * Going on. Before such a request is admitted the plan probes it: ranks exchange the positions of their points, all load and verify
  * the greatest that is common to all, and vote. What was read waits in host memory, as after a preemption; sampled tokens are put back

@@ -50,7 +50,8 @@ def points(out):
 
 def saved_by_all(out, which=max, ranks=2):
     """By key: the least of the ranks' newer points; which=min: of their older ones, which are whole whatever strikes now."""
-    return {key: min(which(p) if len(p) == 2 else 0 for p in by_rank.values()) for key, by_rank in points(out).items() if len(by_rank) == ranks}
+    found = points(out)
+    return {key: min(which(p) if len(p) == 2 else 0 for p in found[key].values()) for key in found if len(found[key]) == ranks}
 
 
 def wait_for(run, what, condition):
@@ -124,8 +125,8 @@ def longest(bench, everything):
     reference, _ = bench.undisturbed()
     timings = {t["custom_id"]: t for t in lib.timings(reference)}
     lib.check(all(t["completion_tokens"] >= 200 for t in timings.values()), f"answers are short: {length}")
-    keys = {json.loads(line)["id"].removeprefix("batch_req_"): json.loads(line)["custom_id"] for line in lib.lines(reference, "output.jsonl")}
-    return reference, {key: timings[name]["prompt_tokens"] for key, name in keys.items()}
+    answered = [json.loads(line) for line in lib.lines(reference, "output.jsonl")]
+    return reference, {a["id"].removeprefix("batch_req_"): timings[a["custom_id"]]["prompt_tokens"] for a in answered}
 
 
 def answering(out, prompts, least):
@@ -262,7 +263,8 @@ def test(bench):
     if bench.args.words:
         long_prompt(bench)
     if bench.args.tokens:
-        write_jobs(bench.jobs, [f"Write a long story about {topic}, part {i}." for i in range(2) for topic in lib.TOPICS], bench.args.tokens)
+        stories = [f"Write a long story about {topic}, part {i}." for i in range(2) for topic in lib.TOPICS]
+        write_jobs(bench.jobs, stories, bench.args.tokens)
         everything, took = bench.undisturbed()
         deadline(bench, everything, took)
         reference, prompts = longest(bench, everything)
