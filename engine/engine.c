@@ -93,13 +93,9 @@ enum rc engine_comm_shape(const struct engine_options *o, struct engine_comm_sha
     if (rc == RC_OK) rc = model_file_open_rank(o->model_path, o->rank, o->ranks, &m, e);
     if (rc == RC_OK) rc = model_config_read(m, &c, e);
     if (rc == RC_OK) rc = partition_make(&c, o->ranks, PARTITION_FFN_STEP, &p, e);
-    if (rc == RC_OK) {
-        *out = (struct engine_comm_shape){.max_rows = max_rows_of(o, &c), .width = c.hidden};
-        for (int r = 0; r < p.ranks; r++) {
-            size_t n = (size_t)max_picks_of(o) * (size_t)p.part[r].vocab.count;
-            if (n > out->max_gather_floats) out->max_gather_floats = n;
-        }
-    }
+    if (rc == RC_OK)
+        *out = (struct engine_comm_shape){.max_rows = max_rows_of(o, &c), .width = c.hidden,
+                                          .max_gather_floats = model_forward_gather_floats(&p, max_picks_of(o))};
     model_file_close(m);
     return rc;
 }

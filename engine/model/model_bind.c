@@ -299,7 +299,7 @@ static enum rc load_mtp(struct bind *b)
     static const enum model_role fc[] = {ROLE_MTP_FC};
     struct model_weights *w = b->out;
     int layer = b->config->n_layers;
-    enum rc rc = load(b, layer, fc, 1, KERN_ROWS, &w->mtp_fc);
+    enum rc rc = b->o->part->mtp_rows.count ? load(b, layer, fc, 1, KERN_ROWS, &w->mtp_fc) : RC_OK;
     if (rc == RC_OK) rc = load_norm(b, ROLE_MTP_EMBEDDING_NORM, layer, &w->mtp_embedding_norm_dev);
     if (rc == RC_OK) rc = load_norm(b, ROLE_MTP_HIDDEN_NORM, layer, &w->mtp_hidden_norm_dev);
     if (rc == RC_OK) rc = load_norm(b, ROLE_MTP_NORM, layer, &w->mtp_norm_dev);

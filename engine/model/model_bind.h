@@ -32,7 +32,7 @@ struct model_weights {
     float *out_norm_dev;               /* [hidden] */
     struct kern_weight *head;          /* [vocab part, hidden] */
     bool mtp;
-    struct kern_weight *mtp_fc;        /* [hidden, 2 hidden], whole on every rank; the embedding's half first */
+    struct kern_weight *mtp_fc;        /* [this rank's mtp_rows, 2 hidden], the embedding's half first; NULL: it has none */
     float *mtp_embedding_norm_dev, *mtp_hidden_norm_dev, *mtp_norm_dev; /* [hidden] */
     size_t bytes;                      /* held by the backend */
 };

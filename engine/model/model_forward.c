@@ -371,6 +371,16 @@ void forward_head(struct model_forward *f, const float *x_dev, const float *norm
     k->best(k, f->pick_logits_dev, n, vocab.count, vocab.first, f->allowed_dev, f->best_dev);
 }
 
+size_t model_forward_gather_floats(const struct partition *p, int max_picks)
+{
+    size_t most = 0;
+    for (int r = 0; r < p->ranks; r++) {
+        const size_t logits = (size_t)max_picks * (size_t)p->part[r].vocab.count, joined = (size_t)p->part[r].mtp_rows.count;
+        most = larger(most, larger(logits, joined));
+    }
+    return most;
+}
+
 enum rc forward_gather_best(struct model_forward *f, int n, struct kern_best *best, struct err *e)
 {
     struct comm *c = f->o.comm;
@@ -441,12 +451,12 @@ static enum rc step_operations(struct model_forward *f, const struct forward_bat
 
 enum rc model_forward_step(struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
-    enum { PASS_STEP = 1 };
     struct kern *k = f->o.kern;
     size_t vocab = (size_t)f->o.config->vocab;
     enum rc rc = forward_check(f, b, e);
     if (rc != RC_OK) return rc;
     bool logits = b->logits || f->o.trace;
+    for (int slot = 0; slot < f->o.slots; slot++) model_mtp_settle(f, slot);
     rc = forward_run(f, b, PASS_STEP, step_operations, e);
     if (rc == RC_OK && b->n_picks && logits) rc = forward_gather_logits(f, b->n_picks, f->logits, e);
     if (rc == RC_OK) rc = k->finish(k, e);
@@ -476,7 +486,9 @@ uint64_t model_forward_logits_hash(const struct model_forward *f, int pick) { re
 
 void model_forward_clear_slot(struct model_forward *f, int slot)
 {
-    if (f->o.slots) recurrent_state_clear(&f->slots, slot);
+    if (!f->o.slots) return;
+    model_mtp_forget(f, slot);
+    recurrent_state_clear(&f->slots, slot);
 }
 
 void model_forward_accept(struct model_forward *f, int slot, int accepted)
@@ -488,10 +500,15 @@ void model_forward_accept(struct model_forward *f, int slot, int accepted)
 
 size_t model_forward_slot_bytes(const struct model_forward *f) { return recurrent_slot_bytes(&f->slots); }
 
-void model_forward_save_slot(struct model_forward *f, int slot, void *host) { recurrent_state_save(&f->slots, slot, host); }
+void model_forward_save_slot(struct model_forward *f, int slot, void *host)
+{
+    model_mtp_settle(f, slot);
+    recurrent_state_save(&f->slots, slot, host);
+}
 
 void model_forward_load_slot(struct model_forward *f, int slot, const void *host)
 {
+    model_mtp_forget(f, slot);
     recurrent_state_load(&f->slots, slot, host);
 }
 

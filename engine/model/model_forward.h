@@ -35,6 +35,8 @@ struct model_forward_options {
 };
 enum rc model_forward_open(const struct model_forward_options *o, struct model_forward **out, struct err *e);
 void model_forward_close(struct model_forward *f);
+/* The largest part of a rank in a gather. */
+size_t model_forward_gather_floats(const struct partition *p, int max_picks);
 
 struct forward_batch {
     struct kern_batch batch; /* row_first of segments: relative to the batch. A token may be model_forward_draft_token(i): draft i */

@@ -36,6 +36,7 @@ struct model_forward {
 
     /* with mtp */
     float *normed_dev;      /* [max_rows][hidden] final-normed rows of the last step */
+    int *fresh_row;         /* [slots] the slot's kept rows are still normed_dev's, from this row on; -1: they are in the slot */
     float *mtp_hidden_dev;  /* [max_rows][hidden] the rows that MTP rows start from, unless they lie in order where they are */
     const float *mtp_from_dev; /* of the batch being computed: those rows */
     int draft_first;        /* of it: where its drafts go */
@@ -74,6 +75,11 @@ void forward_head(struct model_forward *f, const float *x_dev, const float *norm
 enum rc forward_gather_best(struct model_forward *f, int n, struct kern_best *best, struct err *e);
 enum rc forward_gather_logits(struct model_forward *f, int n, float *logits, struct err *e);
 
+enum { PASS_STEP = 1, PASS_MTP };
+
+/* Before normed_dev is written again, or the slot is read: puts kept rows into their slot. Before the slot is written: forgets them. */
+void model_mtp_settle(struct model_forward *f, int slot);
+void model_mtp_forget(struct model_forward *f, int slot);
 /* The MTP's buffers; the others are model_forward_open's. */
 enum rc model_mtp_open(struct model_forward *f, struct err *e);
 void model_mtp_close(struct model_forward *f);

@@ -13,6 +13,7 @@ static struct share role_share(const struct model_config *c, const struct rank_p
     switch (role) {
     case ROLE_EMBEDDING: return c->tied ? share_of(part->vocab, c->vocab) : (struct share){0, 1};
     case ROLE_HEAD: return share_of(part->vocab, c->vocab);
+    case ROLE_MTP_FC: return share_of(part->mtp_rows, c->hidden);
     case ROLE_GATE:
     case ROLE_UP:
     case ROLE_DOWN: return share_of(part->ffn, c->ffn);

@@ -4,11 +4,12 @@
  *
  * h_p is the target's hidden row after the final norm, or, for a chained draft, the m of the draft before. The layer is one
  * more attention layer: its keys and values lie in the same pages as everybody's, at position p. Embedding and head are the
- * target's. fc is whole on every rank (it feeds the residual stream, which every rank holds whole).
+ * target's. Each rank computes some of c's columns, and all gather them: the same bits whoever computed them.
  *
  * What comes out are drafts. They are checked by the target, so nothing here can change an answer; still every rank must
  * draft the same, and does, by the same rules as in a step. */
 #include <stdlib.h>
+#include <xxhash.h>
 
 #include "model_forward_impl.h"
 
@@ -31,6 +32,9 @@ enum rc model_mtp_open(struct model_forward *f, struct err *e)
     f->mtp_best_dev = best;
     f->drafts_dev = drafts_dev;
     f->drafts = drafts;
+    f->fresh_row = malloc((size_t)f->o.slots * sizeof *f->fresh_row);
+    if (rc == RC_OK && !f->fresh_row) rc = err_no_memory(e);
+    for (int i = 0; i < f->o.slots && f->fresh_row; i++) f->fresh_row[i] = -1;
     return rc;
 }
 
@@ -46,6 +50,7 @@ void model_mtp_close(struct model_forward *f)
     k->buffer_free(k, f->mtp_best_dev);
     k->buffer_free(k, f->drafts_dev);
     k->host_free(k, f->drafts);
+    free(f->fresh_row);
 }
 
 /* ---- hidden rows ---- */
@@ -57,16 +62,38 @@ static void copy_rows(struct model_forward *f, float *to, const float *from, int
 
 void model_forward_keep_hidden(struct model_forward *f, int slot, int row, int n)
 {
-    size_t hidden = (size_t)f->o.config->hidden;
-    int kept = f->slots.n_kept[slot];
+    const size_t hidden = (size_t)f->o.config->hidden;
+    const int kept = f->slots.n_kept[slot];
     if (n > RECURRENT_MAX_KEPT - kept) n = RECURRENT_MAX_KEPT - kept; /* whoever asks for more rows later is refused */
-    copy_rows(f, recurrent_hidden_of(&f->slots, slot) + (size_t)kept * hidden, f->normed_dev + (size_t)row * hidden, n);
+    model_mtp_settle(f, slot);
+    if (kept) copy_rows(f, recurrent_hidden_of(&f->slots, slot) + (size_t)kept * hidden, f->normed_dev + (size_t)row * hidden, n);
+    else f->fresh_row[slot] = row;
     f->slots.n_kept[slot] = kept + n;
+}
+
+void model_mtp_settle(struct model_forward *f, int slot)
+{
+    if (!f->o.mtp || f->fresh_row[slot] < 0) return;
+    const float *fresh = f->normed_dev + (size_t)f->fresh_row[slot] * (size_t)f->o.config->hidden;
+    copy_rows(f, recurrent_hidden_of(&f->slots, slot), fresh, f->slots.n_kept[slot]);
+    f->fresh_row[slot] = -1;
+}
+
+void model_mtp_forget(struct model_forward *f, int slot)
+{
+    if (f->o.mtp) f->fresh_row[slot] = -1;
+}
+
+/* Where the slot's kept rows lie. */
+static const float *kept_rows(const struct model_forward *f, int slot)
+{
+    const int fresh = f->fresh_row[slot];
+    return fresh < 0 ? recurrent_hidden_of(&f->slots, slot) : f->normed_dev + (size_t)fresh * (size_t)f->o.config->hidden;
 }
 
 int model_forward_kept_hidden(const struct model_forward *f, int slot) { return f->o.mtp ? f->slots.n_kept[slot] : 0; }
 
-/* The rows that the batch starts from, to mtp_from_dev. */
+/* mtp_from_dev: the rows that the batch starts from, gathered unless they lie together. */
 static enum rc fetch_hidden(struct model_forward *f, const struct mtp_batch *b, struct err *e)
 {
     const int rows = kern_rows(b->rows.batch.rows);
@@ -80,22 +107,47 @@ static enum rc fetch_hidden(struct model_forward *f, const struct mtp_batch *b, 
         else forward_gather(f, f->mtp_hidden_dev, from, b->source, rows);
         return RC_OK;
     }
+    const bool alone = b->rows.batch.n_segments == 1;
     for (int i = 0; i < b->rows.batch.n_segments; i++) {
         const struct kern_segment *s = &b->rows.batch.segments[i];
-        int slot = s->slot;
+        const int slot = s->slot;
         if (f->slots.n_kept[slot] < s->rows)
             return err_set(e, RC_FATAL, EXIT_INTERNAL, "mtp_hidden", "slot %d keeps %d hidden rows, %d are asked for", slot,
                            f->slots.n_kept[slot], s->rows);
-        copy_rows(f, f->mtp_hidden_dev + (size_t)s->row_first * hidden, recurrent_hidden_of(&f->slots, slot), s->rows);
+        if (alone) f->mtp_from_dev = kept_rows(f, slot);
+        else copy_rows(f, f->mtp_hidden_dev + (size_t)s->row_first * hidden, kept_rows(f, slot), s->rows);
         f->slots.n_kept[slot] = 0;
+        f->fresh_row[slot] = -1;
     }
     return RC_OK;
 }
 
 /* ---- the layer ---- */
 
+/* This rank's columns of c, [rows][mtp_rows], to everybody's rows of x_dev, in pieces that a gather takes. */
+static enum rc gather_joined(struct model_forward *f, const float *mine_dev, int rows, struct err *e)
+{
+    const struct partition *p = f->o.partition;
+    const int hidden = f->o.config->hidden, mine = f->part.mtp_rows.count;
+    struct range of_rank[MAX_RANKS];
+    size_t widest = 1;
+    for (int r = 0; r < p->ranks; r++) {
+        of_rank[r] = p->part[r].mtp_rows;
+        if ((size_t)of_rank[r].count > widest) widest = (size_t)of_rank[r].count;
+    }
+    const size_t most = model_forward_gather_floats(p, f->o.max_picks) / widest;
+    const int piece = most < (size_t)rows ? (int)most : rows;
+    enum rc rc = RC_OK;
+    for (int at = 0, n; at < rows && rc == RC_OK; at += n) {
+        n = rows - at < piece ? rows - at : piece;
+        rc = f->o.comm->all_gather_columns(f->o.comm, mine_dev + (size_t)at * (size_t)mine, n, of_rank, hidden,
+                                           f->x_dev + (size_t)at * (size_t)hidden, e);
+    }
+    return rc;
+}
+
 /* c of all rows, to x_dev. The pair of a row lies together, embedding first. */
-static void join(struct model_forward *f, const struct forward_batch *b)
+static enum rc join(struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
     struct kern *k = f->o.kern;
     const struct model_weights *w = f->o.weights;
@@ -105,7 +157,10 @@ static void join(struct model_forward *f, const struct forward_batch *b)
     k->embed(k, w->embedding, f->mtp_embedding_dev);
     k->rms_norm_pair(k, f->mtp_embedding_dev, w->mtp_embedding_norm_dev, f->mtp_from_dev, w->mtp_hidden_norm_dev, rows, n, eps,
                      f->mtp_pair_act);
-    k->linear(k, w->mtp_fc, rows, f->mtp_pair_act, f->x_dev);
+    const bool alone = f->o.comm->ranks == 1;
+    float *mine_dev = alone ? f->x_dev : f->mtp_embedding_dev; /* which has been read */
+    if (w->mtp_fc) k->linear(k, w->mtp_fc, rows, f->mtp_pair_act, mine_dev);
+    return alone ? RC_OK : gather_joined(f, mine_dev, kern_rows(rows), e);
 }
 
 /* The picks' best tokens to the drafts. */
@@ -121,9 +176,9 @@ static enum rc take_drafts(struct model_forward *f, int n, struct err *e)
 
 static enum rc mtp_operations(struct model_forward *f, const struct forward_batch *b, struct err *e)
 {
-    join(f, b);
-    forward_norm(f, b, f->o.weights->layers[f->o.config->n_layers].mix_norm_dev);
-    enum rc rc = forward_layer(f, b, f->o.config->n_layers, f->n_kv - 1, NULL, e);
+    enum rc rc = join(f, b, e);
+    if (rc == RC_OK) forward_norm(f, b, f->o.weights->layers[f->o.config->n_layers].mix_norm_dev);
+    if (rc == RC_OK) rc = forward_layer(f, b, f->o.config->n_layers, f->n_kv - 1, NULL, e);
     if (rc != RC_OK || !b->n_picks) return rc;
     forward_head(f, forward_picked(f, b->picks, b->n_picks), f->o.weights->mtp_norm_dev, b->n_picks, f->mtp_out_dev);
     return take_drafts(f, b->n_picks, e);
@@ -131,7 +186,6 @@ static enum rc mtp_operations(struct model_forward *f, const struct forward_batc
 
 enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, struct err *e)
 {
-    enum { PASS_MTP = 2, PASS_MTP_IN_PLACE, PASSES };
     const struct forward_batch *rows = &b->rows;
     struct kern *k = f->o.kern;
     if (!f->o.mtp) return err_set(e, RC_FATAL, EXIT_INTERNAL, "no_mtp", "this engine was opened without its MTP layer");
@@ -141,8 +195,8 @@ enum rc model_forward_mtp(struct model_forward *f, const struct mtp_batch *b, st
     if (rc == RC_OK) rc = fetch_hidden(f, b, e);
     if (rc != RC_OK) return rc;
     f->draft_first = b->draft_first;
-    const uint64_t pass = f->mtp_from_dev == f->mtp_hidden_dev ? PASS_MTP : PASS_MTP_IN_PLACE;
-    rc = forward_run(f, rows, pass + PASSES * (uint64_t)b->draft_first, mtp_operations, e);
+    const uint64_t pass[] = {PASS_MTP, (uint64_t)b->draft_first, (uint64_t)(uintptr_t)f->mtp_from_dev};
+    rc = forward_run(f, rows, XXH3_64bits(pass, sizeof pass), mtp_operations, e);
     if (rc == RC_OK && rows->n_picks && rows->logits) rc = forward_gather_logits(f, rows->n_picks, f->mtp_logits, e);
     return rc == RC_OK && rows->logits ? k->finish(k, e) : rc;
 }

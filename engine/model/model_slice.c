@@ -68,6 +68,7 @@ static void slice_plain(struct model_slices *s, struct writer *w)
     const struct kern_span *heads = add(w, span_of(w->part->q_heads, c->head_dim));
     const struct kern_span *kv = add(w, span_of(w->part->kv_heads, c->head_dim));
     const struct kern_span *ffn = add(w, span_of(w->part->ffn, 1)), *vocab = add(w, span_of(w->part->vocab, 1));
+    const struct kern_span *joined = add(w, span_of(w->part->mtp_rows, 1));
     set_rows(s, ROLE_Q, q, 1);
     set_rows(s, ROLE_K, kv, 1);
     set_rows(s, ROLE_V, kv, 1);
@@ -79,6 +80,7 @@ static void slice_plain(struct model_slices *s, struct writer *w)
     set_rows(s, ROLE_UP, ffn, 1);
     set_cols(s, ROLE_DOWN, ffn, 1);
     set_rows(s, ROLE_HEAD, vocab, 1);
+    set_rows(s, ROLE_MTP_FC, joined, 1);
 }
 
 static void slice_gdn(struct model_slices *s, struct writer *w)
@@ -108,7 +110,7 @@ static void slice_gdn(struct model_slices *s, struct writer *w)
 
 enum rc model_slices_make(const struct model_config *c, const struct rank_part *part, struct model_slices *out, struct err *e)
 {
-    enum { PLAIN = 5, KEYS = 2, LISTS_OF_VALUES = 3, WHOLE = 2 };
+    enum { PLAIN = 6, KEYS = 2, LISTS_OF_VALUES = 3, WHOLE = 2 };
     const size_t heads = (size_t)part->gdn_v_heads.count;
     *out = (struct model_slices){.memory = calloc(PLAIN + KEYS + LISTS_OF_VALUES * heads + WHOLE * MODEL_ROLES, sizeof *out->memory)};
     if (!out->memory) return err_no_memory(e);
@@ -134,6 +136,7 @@ bool model_role_is_sliced(enum model_role role)
 {
     switch (role) {
     case ROLE_HEAD:
+    case ROLE_MTP_FC:
     case ROLE_GATE:
     case ROLE_UP:
     case ROLE_DOWN:

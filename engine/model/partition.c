@@ -3,13 +3,13 @@
  * KV heads are dealt as evenly as they go, the first ranks taking one more, and take their query heads along; so are the key
  * heads of Gated DeltaNet with their value heads. A rank may get none of either. FFN columns come in steps, the smallest cut
  * that a stored block allows, dealt evenly, the last ranks taking one more: those with fewer heads. Vocabulary rows come in
- * blocks of 16, dealt evenly. Where a width is no multiple of its step the short last piece is the last rank's.
+ * blocks of 16, dealt evenly, and so do the rows of the MTP layer's joining matrix. Where a width is no multiple of its step the short last piece is the last rank's.
  *
  * A rank with fewer heads does not get more FFN for it. Every layer ends its attention and its MLP with a sum that all
  * ranks wait for, so what counts is the slowest rank of each half, never a rank's total. */
 #include "partition.h"
 
-enum { VOCAB_BLOCK = 16 };
+enum { ROW_BLOCK = 16 };
 
 /* Share of rank r when n pieces are dealt evenly, the first ranks taking one more. */
 static struct range deal(int n, int ranks, int r)
@@ -42,7 +42,8 @@ enum rc partition_make(const struct model_config *c, int ranks, int ffn_step, st
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "bad_ffn_step", "the FFN cannot be cut at multiples of %d",
                        ffn_step);
     int ffn_steps = c->ffn / ffn_step + (c->ffn % ffn_step != 0);
-    int vocab_blocks = c->vocab / VOCAB_BLOCK + (c->vocab % VOCAB_BLOCK != 0);
+    int vocab_blocks = c->vocab / ROW_BLOCK + (c->vocab % ROW_BLOCK != 0);
+    int hidden_blocks = c->hidden / ROW_BLOCK + (c->hidden % ROW_BLOCK != 0);
     if (ffn_steps < ranks)
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "too_many_ranks",
                        "an FFN of %d columns, cut at multiples of %d, cannot be shared by %d ranks", c->ffn, ffn_step,
@@ -50,7 +51,7 @@ enum rc partition_make(const struct model_config *c, int ranks, int ffn_step, st
     if (vocab_blocks < ranks)
         return err_set(e, RC_BAD_INPUT, EXIT_CONFIG, "too_many_ranks",
                        "a vocabulary of %d rows, cut at multiples of %d, cannot be shared by %d ranks", c->vocab,
-                       VOCAB_BLOCK, ranks);
+                       ROW_BLOCK, ranks);
     struct partition p = {.ranks = ranks};
     for (int r = 0; r < ranks; r++) {
         struct rank_part *part = &p.part[r];
@@ -60,7 +61,8 @@ enum rc partition_make(const struct model_config *c, int ranks, int ffn_step, st
             part->gdn_k_heads = deal(c->gdn_k_heads, ranks, r);
             part->gdn_v_heads = scale_range(part->gdn_k_heads, c->gdn_v_heads / c->gdn_k_heads, c->gdn_v_heads);
         }
-        part->vocab = scale_range(deal(vocab_blocks, ranks, r), VOCAB_BLOCK, c->vocab);
+        part->vocab = scale_range(deal(vocab_blocks, ranks, r), ROW_BLOCK, c->vocab);
+        if (c->mtp) part->mtp_rows = scale_range(deal(hidden_blocks, ranks, r), ROW_BLOCK, c->hidden);
         part->ffn = scale_range(deal_last(ffn_steps, ranks, r), ffn_step, c->ffn);
     }
     *out = p;
@@ -79,8 +81,8 @@ uint64_t partition_digest(const struct partition *p)
     uint64_t hash = mix(0x7061727469746e31u, p->ranks);
     for (int r = 0; r < p->ranks; r++) {
         const struct rank_part *part = &p->part[r];
-        const struct range *ranges[] = {&part->q_heads,     &part->kv_heads, &part->gdn_k_heads,
-                                       &part->gdn_v_heads, &part->ffn,      &part->vocab};
+        const struct range *ranges[] = {&part->q_heads,     &part->kv_heads, &part->gdn_k_heads, &part->gdn_v_heads,
+                                       &part->ffn,         &part->vocab,    &part->mtp_rows};
         for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
             hash = mix(mix(hash, ranges[i]->first), ranges[i]->count);
     }

@@ -1,8 +1,8 @@
 /* partition: who owns what, as explicit ranges, never n / ranks.
  *
  * KV heads go with their query heads, GDN's key heads with their value heads; FFN columns are cut at multiples of ffn_step;
- * vocabulary rows at multiples of 16. Each is dealt as evenly as it goes: of heads and vocabulary the first ranks take the
- * larger share, of the FFN the last. */
+ * vocabulary rows, and rows of the MTP layer's joining matrix, at multiples of 16. Each is dealt as evenly as it goes: the first
+ * ranks take the larger share, of the FFN the last. */
 #ifndef TANDEM_PARTITION_H
 #define TANDEM_PARTITION_H
 
@@ -21,6 +21,7 @@ struct rank_part {
     struct range gdn_v_heads;
     struct range ffn;
     struct range vocab;
+    struct range mtp_rows; /* of the matrix that joins embedding and hidden row; empty in models without MTP */
 };
 
 /* The smallest cut of FFN columns: whole groups of every format, the wide groups of FP8 and 8-bit weights apart, whose scales

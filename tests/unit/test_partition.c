@@ -27,13 +27,14 @@ static void assert_tiles(const struct range *ranges[MAX_RANKS], int ranks, int t
 
 static void assert_whole(const struct model_config *c, const struct partition *p, int ffn_step)
 {
-    const struct range *q[MAX_RANKS], *kv[MAX_RANKS], *ffn[MAX_RANKS], *vocab[MAX_RANKS];
+    const struct range *q[MAX_RANKS], *kv[MAX_RANKS], *ffn[MAX_RANKS], *vocab[MAX_RANKS], *joined[MAX_RANKS];
     int each = c->n_heads / c->n_kv_heads;
     for (int r = 0; r < p->ranks; r++) {
         q[r] = &p->part[r].q_heads;
         kv[r] = &p->part[r].kv_heads;
         ffn[r] = &p->part[r].ffn;
         vocab[r] = &p->part[r].vocab;
+        joined[r] = &p->part[r].mtp_rows;
         assert_int_equal(q[r]->first, kv[r]->first * each);
         assert_int_equal(q[r]->count, kv[r]->count * each);
         assert_true(ffn[r]->count > 0);
@@ -48,6 +49,7 @@ static void assert_whole(const struct model_config *c, const struct partition *p
     assert_tiles(kv, p->ranks, c->n_kv_heads, 1);
     assert_tiles(ffn, p->ranks, c->ffn, ffn_step);
     assert_tiles(vocab, p->ranks, c->vocab, 16);
+    assert_tiles(joined, p->ranks, c->mtp ? c->hidden : 0, 16);
 }
 
 /* Value heads go with their key heads, dealt as evenly as it goes; without GDN nobody has any. */
@@ -81,6 +83,7 @@ static void tiles_for_all_ranks_and_widths(void **state)
             c.n_heads = c.n_kv_heads * each[i / 7 % 3];
             c.ffn = ffns[i / 21 % 7];
             c.vocab = vocabs[i / 147 % 6];
+            c.mtp = i % 2;
             int step = steps[i / 882];
             struct partition p;
             if ((c.ffn + step - 1) / step < ranks) continue;
@@ -114,11 +117,11 @@ static void divides_the_27b_as_designed(void **state)
 {
     (void)state;
     const struct model_config c = {.hidden = 5120, .ffn = 17408, .n_heads = 24, .n_kv_heads = 4, .head_dim = 256, .vocab = 248320,
-                                   .gdn_k_heads = 16, .gdn_v_heads = 48};
+                                   .gdn_k_heads = 16, .gdn_v_heads = 48, .mtp = true};
     struct partition p;
     assert_int_equal(partition_make(&c, 2, PARTITION_FFN_STEP, &p, NULL), RC_OK);
     for (int r = 0; r < 2; r++) {
-        struct rank_part half = {{12 * r, 12}, {2 * r, 2}, {8 * r, 8}, {24 * r, 24}, {8704 * r, 8704}, {124160 * r, 124160}};
+        struct rank_part half = {{12 * r, 12}, {2 * r, 2}, {8 * r, 8}, {24 * r, 24}, {8704 * r, 8704}, {124160 * r, 124160}, {2560 * r, 2560}};
         assert_memory_equal(&p.part[r], &half, sizeof half);
     }
     assert_int_equal(partition_make(&c, 3, PARTITION_FFN_STEP, &p, NULL), RC_OK);
@@ -149,14 +152,14 @@ static void divides_smollm2_as_designed(void **state)
     (void)state;
     struct partition p;
     assert_int_equal(partition_make(&smollm2, 1, 32, &p, NULL), RC_OK);
-    assert_memory_equal(&p.part[0], &((struct rank_part){{0, 9}, {0, 3}, {0, 0}, {0, 0}, {0, 1536}, {0, 49152}}), sizeof p.part[0]);
+    assert_memory_equal(&p.part[0], &((struct rank_part){{0, 9}, {0, 3}, {0, 0}, {0, 0}, {0, 1536}, {0, 49152}, {0, 0}}), sizeof p.part[0]);
     assert_int_equal(partition_make(&smollm2, 2, 32, &p, NULL), RC_OK);
-    assert_memory_equal(&p.part[0], &((struct rank_part){{0, 6}, {0, 2}, {0, 0}, {0, 0}, {0, 768}, {0, 24576}}), sizeof p.part[0]);
-    assert_memory_equal(&p.part[1], &((struct rank_part){{6, 3}, {2, 1}, {0, 0}, {0, 0}, {768, 768}, {24576, 24576}}),
+    assert_memory_equal(&p.part[0], &((struct rank_part){{0, 6}, {0, 2}, {0, 0}, {0, 0}, {0, 768}, {0, 24576}, {0, 0}}), sizeof p.part[0]);
+    assert_memory_equal(&p.part[1], &((struct rank_part){{6, 3}, {2, 1}, {0, 0}, {0, 0}, {768, 768}, {24576, 24576}, {0, 0}}),
                         sizeof p.part[1]);
     assert_int_equal(partition_make(&smollm2, 3, 32, &p, NULL), RC_OK);
     for (int r = 0; r < 3; r++) {
-        struct rank_part third = {{3 * r, 3}, {r, 1}, {0, 0}, {0, 0}, {512 * r, 512}, {16384 * r, 16384}};
+        struct rank_part third = {{3 * r, 3}, {r, 1}, {0, 0}, {0, 0}, {512 * r, 512}, {16384 * r, 16384}, {0, 0}};
         assert_memory_equal(&p.part[r], &third, sizeof third);
     }
     assert_int_equal(partition_make(&smollm2, 4, 32, &p, NULL), RC_OK);
