@@ -3,7 +3,7 @@
  * the value, or (in the unnamed tree) a table.
  *
  * What LMDB leaves unchecked and a change would act upon: a page's own number, which is what gets freed; where its free space
- * begins; the last page of the file; the list of free pages. All of it follows from the trees and is compared with them. An old
+ * begins; the sizes of nodes, which lie without gaps; the last page of the file; the list of free pages. All of it follows from the trees and is compared with them. An old
  * meta page with a damaged number would bring the past back: two transactions in a row differ by one, and each lists what
  * it freed. */
 #define _GNU_SOURCE
@@ -129,6 +129,13 @@ static size_t page_nodes(const struct lmdb_pages *p, const unsigned char *page)
     return lower >= HEADER_BYTES && lower <= upper && upper <= p->page_bytes && lower % 2 == 0 ? (lower - HEADER_BYTES) / 2 : 0;
 }
 
+/* What a node takes of its page. */
+static size_t node_bytes(const struct node *node, bool branch)
+{
+    const size_t inside = branch ? 0 : node->flags & NODE_OVERFLOW ? 8 : node->value.len;
+    return (NODE_BYTES + node->key.len + inside + 1) / 2 * 2;
+}
+
 /* first, n: the overflow pages of the node, if it has any. */
 static bool node_read(const struct lmdb_pages *p, const unsigned char *page, size_t i, struct node *out, uint64_t *first, uint64_t *n)
 {
@@ -237,7 +244,7 @@ static void page_walk(struct walk *w, uint64_t number, uint64_t depth, const str
     }
     const size_t n = page_nodes(p, page);
     const bool branch = page_flags(page) == PAGE_BRANCH;
-    size_t lowest = p->page_bytes;
+    size_t lowest = p->page_bytes, taken = 0;
     if (depth > w->seen.depth) w->seen.depth = depth;
     w->seen.branches += branch;
     w->seen.leaves += !branch;
@@ -253,6 +260,7 @@ static void page_walk(struct walk *w, uint64_t number, uint64_t depth, const str
             w->whole = false;
             continue;
         }
+        taken += node_bytes(&node, branch);
         /* The first key of a branch is not used. */
         const bool keyed = !branch || i > 0;
         if (keyed && ((from && key_compare(w, node.key, *from) < 0) || (to && key_compare(w, node.key, *to) >= 0) ||
@@ -266,7 +274,7 @@ static void page_walk(struct walk *w, uint64_t number, uint64_t depth, const str
             leaf_node(w, &node, first, n_value);
         }
     }
-    if (n && lowest != load(page + 14, 2)) w->whole = false;
+    if (n && (lowest != load(page + 14, 2) || taken != p->page_bytes - lowest)) w->whole = false;
 }
 
 static bool walk_start(const struct lmdb_pages *p, struct walk *w)
@@ -317,7 +325,7 @@ static void free_list(void *ctx, struct bytes_view key, struct bytes_view value)
 {
     struct free_check *c = ctx;
     const unsigned char *at = value.bytes;
-    c->good = c->good && key.len == 8 && value.len >= 8 && load(at, 8) <= value.len / 8 - 1;
+    c->good = c->good && key.len == 8 && value.len >= 8 && value.len % 8 == 0 && load(at, 8) <= value.len / 8 - 1;
     if (!c->good) return;
     const uint64_t n = load(at, 8);
     if (load(key.bytes, 8) > c->newest) c->newest = load(key.bytes, 8);

@@ -102,27 +102,6 @@ static int map_grow(struct state *s)
     return mdb_env_set_mapsize(s->env, info.me_mapsize * 2);
 }
 
-/* A change: returns an LMDB code; may be called again in a new transaction. */
-typedef int (*change_fn)(struct state *s, MDB_txn *txn, const void *ctx);
-
-static enum rc change(struct state *s, change_fn apply, const void *ctx, const char *what, struct err *e)
-{
-    if (!s->write || s->snapshot)
-        return err_set(e, RC_FAILED, EXIT_INTERNAL, "state_read_only", "%s: the state is open for reading", what);
-    for (;;) {
-        MDB_txn *txn;
-        int mdb = mdb_txn_begin(s->env, NULL, 0, &txn);
-        if (mdb) return lmdb_error(s, mdb, what, e);
-        mdb = apply(s, txn, ctx);
-        if (mdb)
-            mdb_txn_abort(txn);
-        else
-            mdb = mdb_txn_commit(txn);
-        if (mdb == MDB_MAP_FULL && !(mdb = map_grow(s))) continue;
-        return mdb ? lmdb_error(s, mdb, what, e) : RC_OK;
-    }
-}
-
 static int value_put_flags(struct state *s, MDB_txn *txn, enum state_table table, struct bytes_view key, struct buf *value,
                            unsigned flags)
 {
@@ -175,6 +154,40 @@ static int totals_put(struct state *s, MDB_txn *txn, const struct state_totals *
     int mdb = value_put(s, txn, STATE_META, name_view("totals"), &value);
     buf_free(&value);
     return mdb;
+}
+
+/* ---- changes ---- */
+
+static int commit_put(struct state *s, MDB_txn *txn)
+{
+    struct buf value = {0};
+    state_value_start(&value);
+    state_commit_encode(mdb_txn_id(txn), &value);
+    int mdb = value_put(s, txn, STATE_META, name_view("commit"), &value);
+    buf_free(&value);
+    return mdb;
+}
+
+/* A change: returns an LMDB code; may be called again in a new transaction. */
+typedef int (*change_fn)(struct state *s, MDB_txn *txn, const void *ctx);
+
+static enum rc change(struct state *s, change_fn apply, const void *ctx, const char *what, struct err *e)
+{
+    if (!s->write || s->snapshot)
+        return err_set(e, RC_FAILED, EXIT_INTERNAL, "state_read_only", "%s: the state is open for reading", what);
+    for (;;) {
+        MDB_txn *txn;
+        int mdb = mdb_txn_begin(s->env, NULL, 0, &txn);
+        if (mdb) return lmdb_error(s, mdb, what, e);
+        mdb = apply(s, txn, ctx);
+        if (!mdb) mdb = commit_put(s, txn);
+        if (mdb)
+            mdb_txn_abort(txn);
+        else
+            mdb = mdb_txn_commit(txn);
+        if (mdb == MDB_MAP_FULL && !(mdb = map_grow(s))) continue;
+        return mdb ? lmdb_error(s, mdb, what, e) : RC_OK;
+    }
 }
 
 /* ---- opening ---- */

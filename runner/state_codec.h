@@ -8,7 +8,7 @@
 #include "base.h"
 #include "state.h"
 
-enum { STATE_SCHEMA_VERSION = 2 };
+enum { STATE_SCHEMA_VERSION = 3 };
 
 enum state_table { STATE_META, STATE_JOBS, STATE_PINS, STATE_RESULTS, STATE_ATTEMPTS, STATE_TABLES };
 extern const char *const state_table_names[STATE_TABLES];
@@ -41,9 +41,12 @@ bool state_result_decode(struct bytes_view v, struct state_result *out);
 void state_attempts_encode(const struct state_attempts *a, struct buf *value);
 bool state_attempts_decode(struct bytes_view v, struct state_attempts *out);
 
-
 /* The schema version that a meta value names; 0: it names none. */
 unsigned state_version_decode(struct bytes_view v);
+
+/* What meta keeps under "commit": the number of LMDB's transaction that wrote it, which every change does. */
+void state_commit_encode(uint64_t txn_id, struct buf *value);
+bool state_commit_decode(struct bytes_view v, uint64_t *out);
 
 /* What meta keeps under "totals": counts of the registered jobs, and the number that the last result got. */
 struct state_totals {

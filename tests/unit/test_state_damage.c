@@ -375,6 +375,72 @@ static void test_meta_flipped(void **ctx)
             used_or_salvaged(p, "a flip", 0, at);
         }
 }
+
+/* What says where the small table of counts is, in every page that has it: a root of old may still be whole. */
+static uint64_t number_at(const struct place *p, size_t at, size_t n_bytes)
+{
+    uint64_t v = 0;
+    assert_true(at + n_bytes <= p->good[0].len);
+    memcpy(&v, p->good[0].data + at, n_bytes);
+    return v;
+}
+
+/* Sizes, flags and keys of the list of free pages: nothing reads it before something is written. */
+static void test_free_list_flipped(void **ctx)
+{
+    enum { PAGE_BYTES = 4096, ROOT_AT = 80, LOWER_AT = 12, HEADER_BYTES = 16, NODE_AND_KEY_BYTES = 16 };
+    struct place *p = *ctx;
+    size_t nodes = 0;
+    for (size_t meta = 0; meta < 2; meta++) {
+        const size_t page = (size_t)number_at(p, meta * PAGE_BYTES + ROOT_AT, 8) * PAGE_BYTES;
+        const size_t n = ((size_t)number_at(p, page + LOWER_AT, 2) - HEADER_BYTES) / 2;
+        for (size_t i = 0; i < n; i++, nodes++) {
+            const size_t node = page + (size_t)number_at(p, page + HEADER_BYTES + 2 * i, 2);
+            for (size_t at = node; at < node + NODE_AND_KEY_BYTES; at++)
+                for (int b = 0; b < 8; b++) {
+                    restore(p);
+                    flip(p, 0, at, b);
+                    used_or_salvaged(p, "a flip", 0, at);
+                }
+        }
+    }
+    assert_true(nodes > 1);
+}
+
+static void put_root(struct place *p, size_t at, uint64_t root)
+{
+    char path[128];
+    path_of(p, 0, path);
+    const int fd = open(path, O_WRONLY);
+    assert_true(fd >= 0 && pwrite(fd, &root, sizeof root, (off_t)at) == sizeof root);
+    close(fd);
+}
+
+static void test_root_damaged(void **ctx)
+{
+    enum { NAME_BYTES = 4, TABLE_BYTES = 48, ROOT_AT = 40, PAGE_BYTES = 4096 };
+    static const unsigned char node[] = {TABLE_BYTES, 0, 0, 0, 2, 0, NAME_BYTES, 0, 'm', 'e', 't', 'a'};
+    struct place *p = *ctx;
+    size_t found = 0;
+    for (size_t at = 8192; at + sizeof node + TABLE_BYTES <= p->good[0].len; at++) {
+        if (memcmp(p->good[0].data + at, node, sizeof node) != 0) continue;
+        const size_t table = at + sizeof node;
+        found++;
+        for (uint64_t page = 0; page < p->good[0].len / PAGE_BYTES; page++) {
+            restore(p);
+            put_root(p, table + ROOT_AT, page);
+            used_or_salvaged(p, "another root", 0, table + ROOT_AT);
+        }
+        for (size_t byte = table; byte < table + TABLE_BYTES; byte++)
+            for (int b = 0; b < 8; b++) {
+                restore(p);
+                flip(p, 0, byte, b);
+                used_or_salvaged(p, "a flip", 0, byte);
+            }
+    }
+    assert_true(found > 1);
+}
+
 static void test_data_cut(void **ctx) { assert_true(cut_all(*ctx, 0, 1, 1501) > 20); }
 static void test_lock_flipped(void **ctx) { assert_int_equal(flip_all(*ctx, 1, 0, 29), 0); }
 static void test_lock_cut(void **ctx) { assert_int_equal(cut_all(*ctx, 1, 0, 211), 0); }
@@ -429,6 +495,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_busy_writer, setup, teardown),
         cmocka_unit_test_setup_teardown(test_data_flipped, setup, teardown),
         cmocka_unit_test_setup_teardown(test_meta_flipped, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_free_list_flipped, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_root_damaged, setup, teardown),
         cmocka_unit_test_setup_teardown(test_data_cut, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lock_flipped, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lock_cut, setup, teardown),
