@@ -3,9 +3,10 @@
  * One stream. Every operation is enqueued on it, so that results are read after finish alone. The first error is kept with the
  * name and shape of the operation that met it; a later launch would only report the same sticky error under another name.
  *
- * A batch is copied into one block of device memory. For batches of decode rows alone, which may be recorded, the arrays lie at
- * fixed places; graphs hold their addresses. Rounds are recorded per (caller's key, bound of the longest sequence): what is seen
- * for the first time runs as it is, which also loads the code; the second time it is captured; from then on replayed.
+ * The batches of a round are copied into blocks of device memory of their own, by a stream of their own, so that a copy does not wait
+ * for the batch before. For batches of decode rows alone, which may be recorded, the arrays lie at fixed places of a block; graphs
+ * hold their addresses. Rounds are recorded per (caller's key, block, bound of the longest sequence): what is seen for the first time
+ * runs as it is, which also loads the code; the second time it is captured; from then on replayed.
  *
  * Scratch of attention and Gated DeltaNet grows with the largest batch seen. It moves when it grows, and with it all recordings
  * are forgotten. */
@@ -68,8 +69,10 @@ struct kern_cuda {
     int device;
     char numerics[32];
 
-    char *stage[STAGES], *batch_dev; /* pinned staging of batches in turn, and the copy that kernels see */
-    size_t batch_bytes;              /* of each */
+    char *stage[STAGES], *batch_dev[STAGES]; /* pinned staging of batches in turn, and the copies that kernels see */
+    cudaEvent_t copied[STAGES];
+    cudaStream_t copies;
+    size_t batch_bytes; /* of each */
     int stages_used; /* since the stream was last known to be idle */
     struct device_batch batch;
     int longest; /* positions of the batch's longest sequence */
@@ -223,10 +226,11 @@ static struct recording *find_recording(struct kern_cuda *c, uint64_t key)
     return NULL;
 }
 
-/* What the grids of decode attention are shaped by, as op_attn_decode sees it. */
+/* What the grids of decode attention are shaped by, as op_attn_decode sees it, and where the batch lies. */
 static uint64_t profile_key(const struct kern_cuda *c, uint64_t key)
 {
-    return (key ^ (uint64_t)op_attn_profile(c->longest) * 0x9e3779b97f4a7c15ull) * 0xd1342543de82ef95ull;
+    const uint64_t own = (uint64_t)op_attn_profile(c->longest) * STAGES + (uint64_t)c->stages_used;
+    return (key ^ own * 0x9e3779b97f4a7c15ull) * 0xd1342543de82ef95ull;
 }
 
 static bool record(struct kern *k, uint64_t key)
@@ -427,14 +431,13 @@ static void free_batch(struct kern_cuda *c)
 {
     for (int i = 0; i < STAGES; i++) {
         if (c->stage[i]) cudaFreeHost(c->stage[i]);
-        c->stage[i] = NULL;
+        if (c->batch_dev[i]) cudaFree(c->batch_dev[i]);
+        c->stage[i] = c->batch_dev[i] = NULL;
     }
-    if (c->batch_dev) cudaFree(c->batch_dev);
-    c->batch_dev = NULL;
     c->batch_bytes = 0;
 }
 
-/* Staging and device block of at least so many bytes. */
+/* Staging and device blocks of at least so many bytes. */
 static bool grow_batch(struct kern_cuda *c, size_t n_bytes)
 {
     if (n_bytes <= c->batch_bytes) return true;
@@ -442,9 +445,11 @@ static bool grow_batch(struct kern_cuda *c, size_t n_bytes)
     forget_recordings(c);
     free_batch(c);
     n_bytes *= 2;
-    cudaError_t status = cudaMalloc((void **)&c->batch_dev, n_bytes);
-    for (int i = 0; i < STAGES && status == cudaSuccess; i++)
-        status = cudaHostAlloc((void **)&c->stage[i], n_bytes, cudaHostAllocDefault);
+    cudaError_t status = cudaSuccess;
+    for (int i = 0; i < STAGES && status == cudaSuccess; i++) {
+        status = cudaMalloc((void **)&c->batch_dev[i], n_bytes);
+        if (status == cudaSuccess) status = cudaHostAlloc((void **)&c->stage[i], n_bytes, cudaHostAllocDefault);
+    }
     keep_failure(c, status, "growing the batch");
     if (status == cudaSuccess) c->batch_bytes = n_bytes;
     return status == cudaSuccess;
@@ -472,26 +477,30 @@ static void begin(struct kern *k, const struct kern_batch *b)
 {
     struct kern_cuda *c = context(k);
     size_t n_tables = 0;
-    for (int i = 0; i < b->n_segments; i++) n_tables += b->segments[i].pages ? (size_t)pages_of(&b->segments[i]) : 0;
+    for (int s = 0; s < b->n_segments; s++) n_tables += b->segments[s].pages ? (size_t)pages_of(&b->segments[s]) : 0;
     const struct batch_layout l = layout_of(b, n_tables);
     if (!grow_batch(c, l.n_bytes)) return;
     if (c->stages_used == STAGES) {
         keep_failure(c, cudaStreamSynchronize(c->context.stream), "beginning a batch");
         c->stages_used = 0;
     }
-    char *stage = c->stage[c->stages_used++];
+    const int i = c->stages_used++;
+    char *const dev = c->batch_dev[i];
     c->longest = 0;
-    fill_batch(c, b, &l, stage);
-    keep_failure(c, cudaMemcpyAsync(c->batch_dev, stage, l.n_bytes, cudaMemcpyHostToDevice, c->context.stream), "beginning a batch");
+    fill_batch(c, b, &l, c->stage[i]);
+    cudaError_t status = cudaMemcpyAsync(dev, c->stage[i], l.n_bytes, cudaMemcpyHostToDevice, c->copies);
+    if (status == cudaSuccess) status = cudaEventRecord(c->copied[i], c->copies);
+    if (status == cudaSuccess) status = cudaStreamWaitEvent(c->context.stream, c->copied[i], 0);
+    keep_failure(c, status, "beginning a batch");
     c->batch.rows = kern_rows(b->rows);
     c->batch.decode_rows = b->rows.decode;
     c->batch.n_segments = b->n_segments;
     c->batch.n_decode_segments = b->n_decode_segments;
-    c->batch.segments = (const struct device_segment *)c->batch_dev;
-    c->batch.row = (const struct device_row *)(c->batch_dev + l.row);
-    c->batch.tokens = (const int32_t *)(c->batch_dev + l.tokens);
+    c->batch.segments = (const struct device_segment *)dev;
+    c->batch.row = (const struct device_row *)(dev + l.row);
+    c->batch.tokens = (const int32_t *)(dev + l.tokens);
     c->batch.left = b->tokens_dev;
-    c->batch.tables = (const int32_t *)(c->batch_dev + l.tables);
+    c->batch.tables = (const int32_t *)(dev + l.tables);
     c->batch.longest = c->longest;
 }
 
@@ -626,9 +635,11 @@ static size_t swiglu_scratch_bytes(int rows, int f)
 static void best(struct kern *k, const float *logits, int rows, int n, int first, const uint32_t *allowed, struct kern_best *out)
 {
     struct kern_cuda *c = context(k);
-    if (!grow(c, &c->best, (size_t)rows * OP_BEST_PARTS * sizeof *out)) return;
+    const size_t n_bytes = (size_t)rows * sizeof(struct op_best_row), had_bytes = c->best.n_bytes;
+    if (!grow(c, &c->best, n_bytes)) return;
+    if (c->best.n_bytes > had_bytes) keep_failure(c, cudaMemsetAsync(c->best.dev, 0, n_bytes, c->context.stream), "clearing memory");
     watch_start(c, BEST);
-    op_best(&c->context, logits, rows, n, first, allowed, (struct kern_best *)c->best.dev, out);
+    op_best(&c->context, logits, rows, n, first, allowed, (struct op_best_row *)c->best.dev, out);
     watch_stop(c);
     NOTE(c, "best of %d rows x %d", rows, n);
 }
@@ -664,6 +675,9 @@ static void close_cuda(struct kern *k)
     if (c->gdn.dev) cudaFree(c->gdn.dev);
     if (c->best.dev) cudaFree(c->best.dev);
     free_batch(c);
+    for (int i = 0; i < STAGES; i++)
+        if (c->copied[i]) cudaEventDestroy(c->copied[i]);
+    if (c->copies) cudaStreamDestroy(c->copies);
     watch_close(&c->watch);
     if (c->context.stream) cudaStreamDestroy(c->context.stream);
     free(c);
@@ -777,6 +791,8 @@ static enum rc open_device(struct kern_cuda *c, struct err *e)
     cudaError_t status = cudaSetDevice(c->device);
     if (status == cudaSuccess) status = cudaGetDeviceProperties(&p, c->device);
     if (status == cudaSuccess) status = cudaStreamCreateWithFlags(&c->context.stream, cudaStreamNonBlocking);
+    if (status == cudaSuccess) status = cudaStreamCreateWithFlags(&c->copies, cudaStreamNonBlocking);
+    for (int i = 0; i < STAGES && status == cudaSuccess; i++) status = cudaEventCreateWithFlags(&c->copied[i], cudaEventDisableTiming);
     if (status != cudaSuccess)
         return err_set(e, RC_BAD_INPUT, EXIT_UNAVAILABLE, "gpu_failed", "GPU %d cannot be used: %s", c->device, cudaGetErrorString(status));
     c->context.sm = p.major * 10 + p.minor;

@@ -113,10 +113,10 @@ void op_rms_norm_pair(const struct op_context *c, const float *first, const floa
     launch_norms(c, one, other, 2);
 }
 
-/* ---- the best logit: a row is cut into parts, each the work of a block; then the parts' best. Order does not matter: ties go to
+/* ---- the best logit: a row is cut into parts, each the work of a block; the block that is done last takes the parts' best. Order does not matter: ties go to
  * the lowest id. ---- */
 
-enum { BEST_THREADS = 256 };
+enum { BEST_THREADS = 256, BEST_AT_ONCE = 4, BEST_BLOCKS = 512, BEST_LEAST_PARTS = 16 };
 
 __device__ __forceinline__ struct kern_best better(struct kern_best a, struct kern_best b)
 {
@@ -140,36 +140,59 @@ __device__ struct kern_best best_of_block(struct kern_best b)
     return b;
 }
 
-__global__ void best_kernel(const float *logits, int n, int first, const uint32_t *allowed, struct kern_best *parts)
+__global__ void best_kernel(const float *logits, int n, int first, const uint32_t *allowed, struct op_best_row *scratch, struct kern_best *out)
 {
-    struct kern_best b = {-INFINITY, KERN_NO_ID};
+    __shared__ bool last;
+    const struct kern_best none = {-INFINITY, KERN_NO_ID};
+    struct op_best_row *row = &scratch[blockIdx.y];
+    struct kern_best b = none;
     const float *x = logits + (size_t)blockIdx.y * (size_t)n;
     pdl_go();
     pdl_wait();
-    for (int i = (int)(blockIdx.x * BEST_THREADS + threadIdx.x); i < n; i += OP_BEST_PARTS * BEST_THREADS) {
-        const int id = first + i;
-        const float v = x[i];
-        if (!(allowed[id >> 5] >> (id & 31) & 1)) continue;
-        const struct kern_best here = {v, isfinite(v) ? id : -1};
-        b = better(b, here);
+    const int stride = (int)(gridDim.x * BEST_THREADS);
+    for (int i = (int)(blockIdx.x * BEST_THREADS + threadIdx.x); i < n; i += BEST_AT_ONCE * stride) {
+        float v[BEST_AT_ONCE];
+        uint32_t word[BEST_AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < BEST_AT_ONCE; j++) {
+            const int at = i + j * stride;
+            v[j] = at < n ? x[at] : 0;
+            word[j] = at < n ? allowed[(first + at) >> 5] : 0;
+        }
+#pragma unroll
+        for (int j = 0; j < BEST_AT_ONCE; j++) {
+            const int id = first + i + j * stride;
+            const struct kern_best here = {v[j], isfinite(v[j]) ? id : -1};
+            if (word[j] >> (id & 31) & 1) b = better(b, here);
+        }
     }
     b = best_of_block(b);
-    if (!threadIdx.x) parts[blockIdx.y * OP_BEST_PARTS + blockIdx.x] = b;
-}
-
-__global__ void best_merge_kernel(const struct kern_best *parts, struct kern_best *out)
-{
-    pdl_go();
-    pdl_wait();
-    const struct kern_best b = best_of_block(parts[blockIdx.x * OP_BEST_PARTS + threadIdx.x]);
-    if (!threadIdx.x) out[blockIdx.x] = b;
+    if (!threadIdx.x) {
+        row->part[blockIdx.x] = b;
+        __threadfence();
+        last = atomicAdd(&row->parts_done, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    b = none;
+    if (threadIdx.x < gridDim.x) {
+        b.logit = __ldcg(&row->part[threadIdx.x].logit);
+        b.id = __ldcg(&row->part[threadIdx.x].id);
+    }
+    b = best_of_block(b);
+    if (threadIdx.x) return;
+    out[blockIdx.y] = b;
+    row->parts_done = 0;
 }
 
 void op_best(const struct op_context *c, const float *logits, int rows, int n, int first, const uint32_t *allowed,
-             struct kern_best *scratch, struct kern_best *out)
+             struct op_best_row *scratch, struct kern_best *out)
 {
-    op_launch(c, best_kernel, dim3(OP_BEST_PARTS, (unsigned)rows), dim3(BEST_THREADS), 0, logits, n, first, allowed, scratch);
-    op_launch(c, best_merge_kernel, dim3((unsigned)rows), dim3(OP_BEST_PARTS), 0, scratch, out);
+    static_assert((int)OP_BEST_PARTS <= (int)BEST_THREADS, "one block merges the parts");
+    int parts = BEST_BLOCKS / (rows ? rows : 1);
+    parts = parts > OP_BEST_PARTS ? (int)OP_BEST_PARTS : parts < BEST_LEAST_PARTS ? (int)BEST_LEAST_PARTS : parts;
+    op_launch(c, best_kernel, dim3((unsigned)parts, (unsigned)rows), dim3(BEST_THREADS), 0, logits, n, first, allowed, scratch, out);
 }
 
 __global__ void best_tokens_kernel(const struct kern_best *best, int rows, int ranks, int32_t *tokens, int32_t *tokens_host)

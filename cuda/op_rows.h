@@ -12,10 +12,14 @@ void op_rms_norm(const struct op_context *c, const float *x, const float *w, str
                  void *y_act);
 void op_rms_norm_pair(const struct op_context *c, const float *first, const float *first_w, const float *second, const float *second_w,
                       struct kern_split rows, int n, float eps, void *y_act);
-/* scratch: OP_BEST_PARTS entries a row. */
-enum { OP_BEST_PARTS = 32 };
+/* Of a row in work; all zeros between calls, but for part. scratch: one for each row. */
+enum { OP_BEST_PARTS = 128 };
+struct op_best_row {
+    struct kern_best part[OP_BEST_PARTS];
+    uint32_t parts_done;
+};
 void op_best(const struct op_context *c, const float *logits, int rows, int n, int first, const uint32_t *allowed,
-             struct kern_best *scratch, struct kern_best *out);
+             struct op_best_row *scratch, struct kern_best *out);
 /* tokens: device memory; tokens_host: pinned. */
 void op_best_tokens(const struct op_context *c, const struct kern_best *best, int rows, int ranks, int32_t *tokens, int32_t *tokens_host);
 void op_hash_rows(const struct op_context *c, const float *x, int rows, int n, uint64_t *out);

@@ -51,6 +51,10 @@ static enum rc measure_reading(struct bench_rank *b, struct err *e)
     enum rc rc = k->buffer_alloc(k, n_bytes, &x, e);
     if (rc == RC_OK) rc = k->buffer_alloc(k, WORDS * sizeof(uint32_t), &allowed, e);
     if (rc == RC_OK) rc = k->buffer_alloc(k, ROWS * sizeof(struct kern_best), &out, e);
+    uint32_t *all = malloc(WORDS * sizeof *all);
+    if (rc == RC_OK && !all) rc = err_no_memory(e);
+    if (rc == RC_OK) memset(all, 0xff, WORDS * sizeof *all), k->to_dev(k, allowed, all, WORDS * sizeof *all);
+    free(all);
     for (int i = 0; i < REPEATS + 1 && rc == RC_OK; i++) {
         const int64_t start_us = clock_now_us();
         k->best(k, x, ROWS, N, 0, allowed, out);

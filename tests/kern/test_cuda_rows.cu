@@ -130,8 +130,9 @@ static void test_best(void **state)
         x[3 * m + m - 1] = INFINITY;
         x[4 * m + 100] = NAN, x[4 * m + 40] = 50;
         struct guarded dx = to_device(x), da = to_device(allowed), dn = to_device(none);
-        struct guarded scratch = guarded_new_dev(ROWS * OP_BEST_PARTS * sizeof(struct kern_best)), out = guarded_new_dev(ROWS * sizeof(struct kern_best));
-        struct kern_best *o = (struct kern_best *)out.dev, *s = (struct kern_best *)scratch.dev;
+        struct guarded scratch = to_device(std::vector<struct op_best_row>(ROWS)), out = guarded_new_dev(ROWS * sizeof(struct kern_best));
+        struct kern_best *o = (struct kern_best *)out.dev;
+        struct op_best_row *s = (struct op_best_row *)scratch.dev;
         op_best(&card, (float *)dx.dev, ROWS - 1, n, FIRST, (uint32_t *)da.dev, s, o);
         op_best(&card, (float *)dx.dev + 5 * m, 1, n, FIRST, (uint32_t *)dn.dev, s, o + 5);
         finish(&card);
