@@ -4,8 +4,9 @@
  * PDL: a kernel is started before the one before it in the stream has ended. Rules, for every kernel without exception:
  *   - it calls pdl_go() early, and every block calls pdl_wait() before it touches memory that an earlier kernel writes or
  *     reads, and before it ends (also a block that has nothing to do);
- *   - before pdl_wait() only memory may be read that no kernel since the last copy in the stream writes: weights, the arrays of
- *     the batch, pages of keys and values that are older than the batch.
+ *   - before pdl_wait() only memory may be read that no kernel of the batch writes: weights, the arrays of the batch, pages of
+ *     keys and values that are older than the batch. A batch's first kernel is not launched by PDL: it and those behind it begin
+ *     when the batches before have ended.
  * So a kernel ends after all kernels before it, and buffers can be reused in stream order. */
 #ifndef TANDEM_DEVICE_CUH
 #define TANDEM_DEVICE_CUH

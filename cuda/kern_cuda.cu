@@ -27,6 +27,7 @@ extern "C" {
 #include "op_gdn.h"
 #include "op_linear.h"
 #include "op_rows.h"
+#include "read_rate.h"
 #include "weights.h"
 
 enum {
@@ -201,6 +202,14 @@ static int times(struct kern *k, struct kern_time *out, int most)
         if (all[f].calls) out[n++] = all[f];
     }
     return n;
+}
+
+static double measured_read_rate(struct kern *k)
+{
+    struct kern_cuda *c = context(k);
+    const double rate = read_rate(&c->context);
+    NOTE(c, "reading a gigabyte");
+    return rate;
 }
 
 static void watch_close(struct stopwatch *w)
@@ -742,6 +751,7 @@ static struct kern table_of(struct kern_cuda *c)
     t.finish = finish;
     t.measure = measure;
     t.times = times;
+    t.read_rate = measured_read_rate;
     t.buffer_alloc = buffer_alloc;
     t.buffer_free = buffer_free;
     t.host_alloc = host_alloc;

@@ -20,9 +20,12 @@ __global__ void embed_kernel(struct device_batch b, const void *table, bool bf16
         y[to + i] = bf16 ? __bfloat162float(((const __nv_bfloat16 *)table)[from + i]) : ((const float *)table)[from + i];
 }
 
+/* A batch's first operation. Those behind it may read before pdl_wait what older batches have written: it begins after all of them. */
 void op_embed(const struct op_context *c, const struct device_batch *b, const struct kern_table *t, float *y)
 {
-    op_launch(c, embed_kernel, dim3((unsigned)b->rows), dim3(EMBED_THREADS), 0, *b, t->rows_dev, t->bf16, t->cols, y);
+    struct op_context after_all = *c;
+    after_all.pdl = false;
+    op_launch(&after_all, embed_kernel, dim3((unsigned)b->rows), dim3(EMBED_THREADS), 0, *b, t->rows_dev, t->bf16, t->cols, y);
 }
 
 struct norm_call {

@@ -172,6 +172,8 @@ struct kern {
      * backend cannot tell. */
     void (*measure)(struct kern *k, bool on);
     int (*times)(struct kern *k, struct kern_time *out, int most);
+    /* For benchmarks: the most bytes a second that a kernel reads from memory, measured now. NULL: no such thing here. */
+    double (*read_rate)(struct kern *k);
 
     /* ---- memory ---- */
 

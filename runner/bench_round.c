@@ -40,34 +40,6 @@ static enum rc read_as_rank(const struct options *o, struct bench_rank *out, str
     return RC_OK;
 }
 
-/* Largest read rate: the best of many rows of logits, which reads every byte once and writes next to nothing. */
-static enum rc measure_reading(struct bench_rank *b, struct err *e)
-{
-    enum { ROWS = 1024, N = 1 << 18, WORDS = N / 32, REPEATS = 8 };
-    struct kern *k = b->kern;
-    void *x = NULL, *allowed = NULL, *out = NULL;
-    const size_t n_bytes = (size_t)ROWS * N * sizeof(float);
-    if (!k->measure) return RC_OK; /* the CPU reads what it reads: a core's rate says little about it */
-    enum rc rc = k->buffer_alloc(k, n_bytes, &x, e);
-    if (rc == RC_OK) rc = k->buffer_alloc(k, WORDS * sizeof(uint32_t), &allowed, e);
-    if (rc == RC_OK) rc = k->buffer_alloc(k, ROWS * sizeof(struct kern_best), &out, e);
-    uint32_t *all = malloc(WORDS * sizeof *all);
-    if (rc == RC_OK && !all) rc = err_no_memory(e);
-    if (rc == RC_OK) memset(all, 0xff, WORDS * sizeof *all), k->to_dev(k, allowed, all, WORDS * sizeof *all);
-    free(all);
-    for (int i = 0; i < REPEATS + 1 && rc == RC_OK; i++) {
-        const int64_t start_us = clock_now_us();
-        k->best(k, x, ROWS, N, 0, allowed, out);
-        rc = k->finish(k, e);
-        const double rate = (double)n_bytes / (double)(clock_now_us() - start_us) * 1e6;
-        if (i && rate > b->read_bytes_per_s) b->read_bytes_per_s = rate;
-    }
-    k->buffer_free(k, x);
-    k->buffer_free(k, allowed);
-    k->buffer_free(k, out);
-    return rc;
-}
-
 enum rc bench_rank_open(const struct options *o, struct bench_rank *out, struct err *e)
 {
     *out = (struct bench_rank){0};
@@ -82,7 +54,8 @@ enum rc bench_rank_open(const struct options *o, struct bench_rank *out, struct 
     if (!out->segment) return RC_FATAL;
     rc = rank_backend_open_alone(&out->options, out->rank, out->solo ? atoi(strchr(o->bench_as, '/') + 1) : 1, out->segment, &out->kern,
                                  &out->comm, e);
-    return rc == RC_OK ? measure_reading(out, e) : rc;
+    if (rc == RC_OK && out->kern->read_rate) out->read_bytes_per_s = out->kern->read_rate(out->kern);
+    return rc;
 }
 
 void bench_rank_close(struct bench_rank *b)

@@ -17,7 +17,7 @@ struct bench_rank {
     struct segment *segment;
     struct kern *kern;
     struct comm *comm;
-    double read_bytes_per_s; /* what reading a large buffer reaches on this backend; 0: not measured */
+    double read_bytes_per_s; /* of the backend's memory; 0: it cannot tell */
 };
 enum rc bench_rank_open(const struct options *o, struct bench_rank *out, struct err *e);
 void bench_rank_close(struct bench_rank *b); /* of zeroed memory too */
