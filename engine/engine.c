@@ -207,6 +207,7 @@ enum rc engine_open(const struct engine_options *o, struct kern *kern, struct co
     e->comm = comm;
     e->segment = segment;
     e->seat = o->solo ? 0 : o->rank;
+    e->ranks = o->solo ? 1 : o->ranks;
     e->prefill_rows = prefill_rows_of(o);
     e->lockstep_us = segment_bounds(segment).lockstep_us;
     if (o->fault.rank != o->rank) e->o.fault.kind = FAULT_NONE;

@@ -136,7 +136,7 @@ enum rc engine_checkpoint_poll(struct engine *e, struct err *err)
         }
     }
     if (e->seat || e->saves_durable == e->saves) return RC_OK;
-    for (int r = 0; r < (e->o.solo ? 1 : e->o.ranks); r++)
+    for (int r = 0; r < e->ranks; r++)
         if (segment_saved(e->segment, r) < e->saves) return RC_OK;
     settle(e);
     return RC_OK;
@@ -314,7 +314,7 @@ static bool load(struct engine *e, struct sequence *s, int position, struct buf 
 /* Every rank's words, one after the other. */
 static enum rc exchange(struct engine *e, const int32_t *mine, size_t n, int32_t *all, struct err *err)
 {
-    if (e->o.solo || e->o.ranks == 1) {
+    if (e->ranks == 1) {
         memcpy(all, mine, n * sizeof *mine);
         return RC_OK;
     }
@@ -327,7 +327,7 @@ static int greatest_common(const struct engine *e, const int32_t mine[CHECKPOINT
     int best = 0;
     for (int i = 0; i < CHECKPOINT_POINTS; i++) {
         bool common = mine[i] > best;
-        for (int r = 0; r < (e->o.solo ? 1 : e->o.ranks) && common; r++)
+        for (int r = 0; r < e->ranks && common; r++)
             common = all[CHECKPOINT_POINTS * r] == mine[i] || all[CHECKPOINT_POINTS * r + 1] == mine[i];
         if (common) best = mine[i];
     }
@@ -376,7 +376,7 @@ enum rc engine_checkpoint_resume(struct engine *e, struct sequence *s, struct er
         int32_t votes[MAX_RANKS], loaded = load(e, s, position, &rest, &note);
         bool whole = true;
         rc = exchange(e, &loaded, 1, votes, err);
-        for (int r = 0; r < (e->o.solo ? 1 : e->o.ranks) && rc == RC_OK; r++) whole = whole && votes[r];
+        for (int r = 0; r < e->ranks && rc == RC_OK; r++) whole = whole && votes[r];
         if (rc == RC_OK && whole) {
             rc = apply(e, s, position, &rest, &note, err);
             continue;

@@ -109,13 +109,12 @@ static enum rc agree(struct engine *e, uint64_t *servable, size_t words, struct 
 {
     enum { MOST_WORDS = LOCKSTEP_BOARD_BYTES / sizeof(uint64_t) };
     uint64_t all[MAX_RANKS * MOST_WORDS];
-    const int ranks = e->o.solo ? 1 : e->o.ranks;
     enum rc rc = RC_OK;
-    for (size_t at = 0; at < words && ranks > 1 && rc == RC_OK; at += MOST_WORDS) {
+    for (size_t at = 0; at < words && e->ranks > 1 && rc == RC_OK; at += MOST_WORDS) {
         const size_t n = words - at < MOST_WORDS ? words - at : MOST_WORDS;
         rc = lockstep_exchange(e->segment, e->seat, servable + at, n * sizeof *servable, all, err);
         for (size_t i = 0; i < n && rc == RC_OK; i++)
-            for (int r = 0; r < ranks; r++) servable[at + i] &= all[(size_t)r * n + i];
+            for (int r = 0; r < e->ranks; r++) servable[at + i] &= all[(size_t)r * n + i];
     }
     return rc;
 }

@@ -32,7 +32,7 @@ struct mtp_work {
 struct engine {
     struct engine_options o;
     struct engine_limits limits;
-    int seat;                   /* this rank's place in the segment */
+    int seat, ranks;            /* this rank's place in the segment, and how many are there: 1 where its peers are pretended */
     int prefill_rows;           /* prompt rows of a step */
     int drafts;                 /* most drafts of a round, 0: none ever */
     int max_rows, max_picks;    /* of a step */
