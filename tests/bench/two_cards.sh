@@ -47,5 +47,8 @@ step "runner killed" "$python" tests/fault/runner_killed.py --tandem "$tandem" -
 for prompt in 8192 32768 131072 186368 261632; do bench decode $prompt 400 2 0,1; done
 for prompt in 8192 186368; do bench decode $prompt 400 1 0; done
 bench prefill 186368 1 2 0,1
+# Two groups of one card against one group of both, after the same prompts; each load is some ten seconds.
+step "groups" "$python" tests/bench/paired_runs.py --tandem "$tandem" --model $model --jobs 16 --words 1500 --tokens 250 --repeats 1 \
+    --first "--groups 2 --ranks 1 --gpus 0,1" --second "--groups 1 --ranks 2 --gpus 0,1" -- --kv int8 --context 8192
 printf '%s' "$summary"
 exit $failed

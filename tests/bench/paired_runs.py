@@ -1,12 +1,16 @@
-"""What saving costs what runs: whole runs with checkpoints as by default and without any, in turn.
+"""Whole runs of the same jobs with some options and with others, in turn.
 
-    python checkpoint_cost.py --tandem PROGRAM --model MODEL [--jobs 12] [--words 900] [--tokens 300] [--repeats 5] [-- OPTION...]
+    python paired_runs.py --tandem PROGRAM --model MODEL --first OPTIONS --second OPTIONS
+                          [--jobs 12] [--words 900] [--tokens 300] [--repeats 5] [-- OPTION...]
 
-Prints times and processor times of all and the medians of the pairs' ratios. Runs should take 20 s at least."""
+What checkpoints cost: --first "--checkpoint 60" --second "--checkpoint 0". Two groups of one rank against one of two: --first
+"--groups 2 --ranks 1" --second "--groups 1 --ranks 2". Prints times and processor times of all, the answers' tokens a second, and the
+medians of the pairs' ratios. Runs should take 20 s at least."""
 import argparse
 import json
 import pathlib
 import random
+import shlex
 import statistics
 import subprocess
 import tempfile
@@ -48,13 +52,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tandem", required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--first", type=shlex.split, required=True)
+    parser.add_argument("--second", type=shlex.split, required=True)
     for name, standard in (("jobs", 12), ("words", 900), ("tokens", 300), ("repeats", 5)):
         parser.add_argument("--" + name, type=int, default=standard)
     parser.add_argument("more", nargs="*", help="further options of the runs")
     args = parser.parse_args()
-    kinds = {"with": ["--checkpoint", "60"], "without": ["--checkpoint", "0"]}
+    kinds = {"first": args.first, "second": args.second}
     wall, processor = {kind: [] for kind in kinds}, {kind: [] for kind in kinds}
-    with tempfile.TemporaryDirectory(prefix="tandem-checkpoints-") as name:
+    with tempfile.TemporaryDirectory(prefix="tandem-paired-") as name:
         folder = pathlib.Path(name)
         write_jobs(folder / "jobs.jsonl", args)
         for i in range(args.repeats):
@@ -62,10 +68,11 @@ def main():
                 seconds, cpu, prompt, answer = run(args, folder, f"{kind}{i}", *kinds[kind])
                 wall[kind].append(seconds)
                 processor[kind].append(cpu)
-                print(f"{kind}: {seconds:.2f} s, {cpu:.2f} s of processors; {prompt} prompt tokens, {answer} of answers", flush=True)
+                print(f"{shlex.join(kinds[kind])}: {seconds:.2f} s, {cpu:.2f} s of processors; {prompt} prompt tokens, {answer} of answers,"
+                      f" {answer / seconds:.1f} a second", flush=True)
     for what, values in (("time", wall), ("processor time", processor)):
-        ratios = [a / b for a, b in zip(values["with"], values["without"])]
-        print(f"{what} with / without: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        ratios = [a / b for a, b in zip(values["first"], values["second"])]
+        print(f"{what}, first / second: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
 main()
