@@ -97,6 +97,8 @@ static const struct option_row rows[] = {
     {"cache", "DIR", OPTION_TEXT, AT(cache), 0, 0, NULL, NULL, " run ",
      "Heads that several prompts share are computed once and kept here, for this run and later ones. Any number of runs may use it. "
      "Never changes an answer."},
+    {"no-cache", NULL, OPTION_FLAG, AT(no_cache), 0, 0, NULL, NULL, " run ",
+     "No cache, whatever --cache says."},
     {"cache-gib", "GIB", OPTION_INT, AT(cache_gib), 0, 1 << 20, NULL, "64", " run ",
      "Most that DIR may hold for each rank; 0: no bound. What was not used for longest goes first."},
     {"cache-free-gib", "GIB", OPTION_INT, AT(cache_free_gib), 0, 1 << 20, NULL, "4", " run ",
@@ -504,6 +506,7 @@ enum rc options_parse(const struct command *c, int argc, char **argv, struct opt
         }
         if (rc != RC_OK) return rc;
     }
+    if (out->no_cache) out->cache = NULL;
     if (!out->ranks) out->ranks = strcmp(c->name, "shard") ? rank_backend_ranks(out) : 2;
     return rules_check(c, rule, out, e);
 }

@@ -38,6 +38,7 @@ struct options {
     int prefill_rows;         /* 0: 512 */
     const char *order;        /* "input", "tree"; NULL: tree where there is a cache */
     const char *cache;        /* run: folder of the prefix stores, NULL: none */
+    bool no_cache;            /* as given; cache is NULL then */
     int cache_gib;            /* most that a rank's part holds, 0: no bound; default 64 */
     int cache_free_gib;       /* what its file system keeps free; default 4 */
     struct lockstep_bounds bounds; /* --collective-timeout, --lockstep-timeout, --watchdog: seconds, decimals allowed */

@@ -101,6 +101,17 @@ static void test_standard_values(void **ctx)
     assert_int_equal(o.fault.kind, FAULT_NONE);
 }
 
+static void test_no_cache(void **ctx)
+{
+    (void)ctx;
+    struct options o;
+    good("run a --model m --out x --cache c", &o);
+    assert_string_equal(o.cache, "c");
+    good("run a --model m --out x --no-cache --cache c", &o);
+    assert_null(o.cache);
+    bad("plan a --model m --no-cache", "--no-cache");
+}
+
 static void test_every_type(void **ctx)
 {
     (void)ctx;
@@ -343,7 +354,8 @@ static void test_man(void **ctx)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_standard_values), cmocka_unit_test(test_every_type), cmocka_unit_test(test_dashes),
+        cmocka_unit_test(test_standard_values), cmocka_unit_test(test_no_cache),
+        cmocka_unit_test(test_every_type), cmocka_unit_test(test_dashes),
         cmocka_unit_test(test_bad_values),      cmocka_unit_test(test_rules),      cmocka_unit_test(test_unknown),
         cmocka_unit_test(test_state_folder),    cmocka_unit_test(test_help),       cmocka_unit_test(test_man),
     };
