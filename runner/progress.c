@@ -58,8 +58,8 @@ void progress_status_text(const struct progress *p, int64_t now_us, size_t in_fl
     progress_duration_text(seconds, took, sizeof took);
     left_text(p, now_us, left, sizeof left);
     size_t pending = p->total > finished(p) ? p->total - finished(p) : 0;
-    snprintf(out, out_bytes, "%zu jobs: %zu done, %zu failed, %zu pending, %zu of them in flight; %s, %.1f tok/s, %s left", p->total,
-             p->done, p->failed, pending, in_flight, took, seconds > 0 ? (double)p->tokens / seconds : 0.0, left);
+    snprintf(out, out_bytes, "%zu job%s: %zu done, %zu failed, %zu pending, %zu of them in flight; %s, %.1f tok/s, %s left", p->total,
+             p->total == 1 ? "" : "s", p->done, p->failed, pending, in_flight, took, seconds > 0 ? (double)p->tokens / seconds : 0.0, left);
 }
 
 static int terminal_columns(void)
@@ -136,7 +136,7 @@ void progress_finish(struct progress *p, const char *note, const char *out_path)
     if (p->cached_tokens)
         snprintf(cached, sizeof cached, "%" PRIu64 " of %" PRIu64 " prompt tokens from the cache; ", p->cached_tokens,
                  p->prompt_tokens);
-    log_line(LOG_INFO, "%s%s%zu jobs: %zu done, %zu failed, %zu pending; %" PRIu64 " tokens in %s (%.1f tok/s); %s%s", note,
-             *note ? ": " : "", p->total, p->done, p->failed, pending, p->tokens, took,
+    log_line(LOG_INFO, "%s%s%zu job%s: %zu done, %zu failed, %zu pending; %" PRIu64 " tokens in %s (%.1f tok/s); %s%s", note,
+             *note ? ": " : "", p->total, p->total == 1 ? "" : "s", p->done, p->failed, pending, p->tokens, took,
              seconds > 0 ? (double)p->tokens / seconds : 0.0, cached, out_path);
 }
