@@ -4,12 +4,14 @@
  *   mkdir, fsync of its parent; lock; LMDB makes data.mdb and commits the tables; the marker file `id` is written to a
  *   temporary name, fsynced, renamed, and the folder is fsynced, which also makes data.mdb's name durable.
  * Only then does state_open return, so nothing can have been reported as done in a folder without a marker: what
- * lies there is an opening that was cut short, and is moved aside. With a marker, a missing or empty data.mdb is
+ * lies there is an opening that was cut short, and is removed; should the marker have been lost by hand, what has answers is moved
+ * aside instead. With a marker, a missing or empty data.mdb is
  * damage, never a fresh start (LMDB takes an empty file for a new database). The lock is a flock of our own: LMDB
  * would let a second writer wait in silence. Its text is for people. */
 #define _GNU_SOURCE
 #include "state_folder.h"
 #include "lmdb_check.h"
+#include "lmdb_pages.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -121,14 +123,35 @@ static enum rc data_there(struct state_folder *f, bool *there, struct err *e)
     return RC_OK;
 }
 
-/* An opening that was cut short before the marker: nothing in it was ever reported as done. Moved, not deleted, in
- * case the marker was lost by hand. */
-static enum rc incomplete_aside(struct state_folder *f, struct err *e)
+static void note_job_key(void *ctx, struct bytes_view key, struct bytes_view value)
 {
-    if (renameat(f->fd, "data.mdb", f->fd, "data.mdb.incomplete") ||
+    (void)value;
+    if (key.len == STATE_KEY_BYTES) *(bool *)ctx = true;
+}
+
+/* Whether data.mdb could hold results or attempts. */
+static bool may_hold_answers(const struct state_folder *f)
+{
+    struct lmdb_pages pages = {0};
+    struct buf path = {0};
+    struct stat st;
+    bool found = fstatat(f->fd, "data.mdb", &st, AT_SYMLINK_NOFOLLOW) || st.st_size > 0;
+    if (found && buf_printf(&path, "%s/data.mdb", f->path) && lmdb_pages_open(path.data, &pages, NULL) == RC_OK) {
+        found = false;
+        lmdb_pages_scan(&pages, note_job_key, &found);
+    }
+    lmdb_pages_close(&pages);
+    buf_free(&path);
+    return found;
+}
+
+/* An opening that was cut short before the marker: nothing in it was ever reported as done. */
+static enum rc incomplete_clear(struct state_folder *f, struct err *e)
+{
+    const bool keep = may_hold_answers(f);
+    if ((keep ? renameat(f->fd, "data.mdb", f->fd, "data.mdb.incomplete") : unlinkat(f->fd, "data.mdb", 0)) ||
         (unlinkat(f->fd, "lock.mdb", 0) && errno != ENOENT))
-        return err_errno(e, RC_FAILED, EXIT_IO, "cannot_make_state", "cannot move an incomplete data.mdb of %s aside",
-                         f->path);
+        return err_errno(e, RC_FAILED, EXIT_IO, "cannot_make_state", "cannot clear an incomplete data.mdb of %s away", f->path);
     return RC_OK;
 }
 
@@ -153,7 +176,7 @@ static enum rc folder_look(struct state_folder *f, enum state_mode mode, struct 
     }
     if (rc != RC_OK) return rc;
     rc = data_there(f, &there, e);
-    if (rc == RC_OK && there && !f->id[0]) rc = incomplete_aside(f, e);
+    if (rc == RC_OK && there && !f->id[0]) rc = incomplete_clear(f, e);
     return rc;
 }
 

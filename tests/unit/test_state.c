@@ -620,20 +620,37 @@ static void test_random_damage_is_never_a_wrong_answer(void **ctx)
     buf_free(&good);
 }
 
-static void test_interrupted_first_opening(void **ctx)
+/* Opens a state without its marker, as a new one; true: what was there has been moved aside. */
+static bool reopened_aside(const struct place *p)
 {
-    struct place *p = *ctx;
     char path[160];
-    make_filled(p->folder);
     snprintf(path, sizeof path, "%s/id", p->folder);
     assert_int_equal(unlink(path), 0);
-    snprintf(path, sizeof path, "%s/data.mdb", p->folder);
-    assert_int_equal(truncate(path, 5000), 0);
     struct state *s = open_good(p->folder, STATE_WRITE);
     assert_int_equal(state_job_count(s), 0);
     state_close(s);
     snprintf(path, sizeof path, "%s/data.mdb.incomplete", p->folder);
-    assert_int_equal(access(path, F_OK), 0);
+    return access(path, F_OK) == 0;
+}
+
+static void test_interrupted_first_opening(void **ctx)
+{
+    struct place *p = *ctx;
+    char path[160];
+    state_close(open_good(p->folder, STATE_WRITE));
+    assert_false(reopened_aside(p));
+    snprintf(path, sizeof path, "%s/data.mdb", p->folder);
+    for (int length = 8192; length >= 0; length -= 2048) {
+        assert_int_equal(truncate(path, length), 0);
+        assert_false(reopened_aside(p));
+    }
+}
+
+static void test_lost_marker(void **ctx)
+{
+    struct place *p = *ctx;
+    make_filled(p->folder);
+    assert_true(reopened_aside(p));
 }
 
 static void test_database_of_another_state(void **ctx)
@@ -834,6 +851,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_truncated, setup, teardown),
         cmocka_unit_test_setup_teardown(test_random_damage_is_never_a_wrong_answer, setup, teardown),
         cmocka_unit_test_setup_teardown(test_interrupted_first_opening, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lost_marker, setup, teardown),
         cmocka_unit_test_setup_teardown(test_database_of_another_state, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_schema_version, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reader_beside_writer, setup, teardown),
