@@ -116,8 +116,8 @@ void op_rms_norm_pair(const struct op_context *c, const float *first, const floa
     launch_norms(c, one, other, 2);
 }
 
-/* ---- the best logit: a row is cut into parts, each the work of a block; the block that is done last takes the parts' best. Order does not matter: ties go to
- * the lowest id. ---- */
+/* ---- the best logit: a row is cut into parts, each the work of a block; the block that is done last takes the parts'
+ * best. Order does not matter: ties go to the lowest id. ---- */
 
 enum { BEST_THREADS = 256, BEST_AT_ONCE = 4, BEST_BLOCKS = 512, BEST_LEAST_PARTS = 16 };
 

@@ -3,8 +3,9 @@
  * Everything that can be wrong is found before a rank starts: the job files, the model, the state's identity and lock. Jobs
  * are registered under keys that name exactly what decides their answers; those that have a result already are left out,
  * so the first run, its continuation and a run with nothing to do are one path; a state that is there already is opened first,
- * so that lines it has the answers of need not even be parsed. While jobs run, dispatch asks run_jobs for them. The archive is made from the state at the
- * end, also of a run that stopped early; where nothing changed it is left untouched.
+ * so that lines it has the answers of need not even be parsed. While jobs run, dispatch asks run_jobs
+ * for them. The archive is made from the state at the end, also of a run that stopped early; where nothing changed it is left
+ * untouched.
  *
  * With --audit a sample of this run's answers is computed again when all is done and the archive is there: by new ranks, which
  * have read the weights anew, without the cache. A difference is an error of the run, and of no job: nobody knows which answer

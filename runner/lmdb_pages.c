@@ -3,9 +3,9 @@
  * the value, or (in the unnamed tree) a table.
  *
  * What LMDB leaves unchecked and a change would act upon: a page's own number, which is what gets freed; where its free space
- * begins; the sizes of nodes, which lie without gaps; the last page of the file; the list of free pages. All of it follows from the trees and is compared with them. An old
- * meta page with a damaged number would bring the past back: two transactions in a row differ by one, and each lists what
- * it freed. */
+ * begins; the sizes of nodes, which lie without gaps; the last page of the file; the list of free
+ * pages. All of it follows from the trees and is compared with them. An old meta page with a damaged number would bring the past
+ * back: two transactions in a row differ by one, and each lists what it freed. */
 #define _GNU_SOURCE
 #include "lmdb_pages.h"
 

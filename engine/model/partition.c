@@ -3,7 +3,8 @@
  * KV heads are dealt as evenly as they go, the first ranks taking one more, and take their query heads along; so are the key
  * heads of Gated DeltaNet with their value heads. A rank may get none of either. FFN columns come in steps, the smallest cut
  * that a stored block allows, dealt evenly, the last ranks taking one more: those with fewer heads. Vocabulary rows come in
- * blocks of 16, dealt evenly, and so do the rows of the MTP layer's joining matrix. Where a width is no multiple of its step the short last piece is the last rank's.
+ * blocks of 16, dealt evenly, and so do the rows of the MTP layer's joining matrix. Where a width is no multiple of
+ * its step the short last piece is the last rank's.
  *
  * A rank with fewer heads does not get more FFN for it. Every layer ends its attention and its MLP with a sum that all
  * ranks wait for, so what counts is the slowest rank of each half, never a rank's total. */
