@@ -158,11 +158,12 @@ static int totals_put(struct state *s, MDB_txn *txn, const struct state_totals *
 
 /* ---- changes ---- */
 
+/* Says which transaction it was: of the newest alone are a state's counts believed (state_peek). */
 static int commit_put(struct state *s, MDB_txn *txn)
 {
     struct buf value = {0};
     state_value_start(&value);
-    state_commit_encode(mdb_txn_id(txn), &value);
+    state_put_u64(&value, mdb_txn_id(txn));
     int mdb = value_put(s, txn, STATE_META, name_view("commit"), &value);
     buf_free(&value);
     return mdb;

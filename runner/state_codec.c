@@ -191,10 +191,6 @@ unsigned state_version_decode(struct bytes_view v)
     return v.len == 4 ? b[0] | (unsigned)b[1] << 8 | (unsigned)b[2] << 16 | (unsigned)b[3] << 24 : 0;
 }
 
-void state_commit_encode(uint64_t txn_id, struct buf *value) { state_put_u64(value, txn_id); }
-
-bool state_commit_decode(struct bytes_view v, uint64_t *out) { return state_take_u64(&v, out) && !v.len; }
-
 void state_totals_encode(const struct state_totals *t, struct buf *value)
 {
     const struct state_counts *c = &t->counts;

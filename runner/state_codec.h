@@ -44,10 +44,6 @@ bool state_attempts_decode(struct bytes_view v, struct state_attempts *out);
 /* The schema version that a meta value names; 0: it names none. */
 unsigned state_version_decode(struct bytes_view v);
 
-/* What meta keeps under "commit": the number of LMDB's transaction that wrote it, which every change does. */
-void state_commit_encode(uint64_t txn_id, struct buf *value);
-bool state_commit_decode(struct bytes_view v, uint64_t *out);
-
 /* What meta keeps under "totals": counts of the registered jobs, and the number that the last result got. */
 struct state_totals {
     struct state_counts counts;

@@ -43,7 +43,7 @@ static bool meta_read(struct peek *p, MDB_txn *txn, MDB_dbi meta)
     if (!meta_value(txn, meta, "id", &v) || v.len != STATE_ID_CHARS) return false;
     memcpy(p->id, v.bytes, STATE_ID_CHARS);
     /* Where a damaged root brought back an old table, its values are whole, and old. */
-    if (!meta_value(txn, meta, "commit", &v) || !state_commit_decode(v, &commit) || commit != mdb_txn_id(txn)) return false;
+    if (!meta_value(txn, meta, "commit", &v) || !state_take_u64(&v, &commit) || v.len || commit != mdb_txn_id(txn)) return false;
     MDB_val any;
     if (meta_find(txn, meta, "totals", &any) == MDB_NOTFOUND) return meta_find(txn, meta, "input_digest", &any) == MDB_NOTFOUND;
     return meta_value(txn, meta, "totals", &v) && state_totals_decode(v, &p->totals);

@@ -316,6 +316,17 @@ static size_t flip_all(struct place *p, int file, size_t fine, size_t step)
     return n;
 }
 
+/* Every bit of data.mdb's bytes from .. to - 1. */
+static void flip_each(struct place *p, size_t from, size_t to)
+{
+    for (size_t at = from; at < to; at++)
+        for (int b = 0; b < 8; b++) {
+            restore(p);
+            flip(p, 0, at, b);
+            used_or_salvaged(p, "a flip", 0, at);
+        }
+}
+
 static size_t cut_all(struct place *p, int file, size_t fine, size_t step)
 {
     size_t n = 0;
@@ -367,16 +378,10 @@ static void test_data_flipped(void **ctx) { assert_true(flip_all(*ctx, 0, 18, 19
 static void test_meta_flipped(void **ctx)
 {
     /* The two pages that say where everything is, in full. */
-    struct place *p = *ctx;
-    for (size_t at = 0; at < 8192; at++)
-        for (int b = 0; b < (at % 4096 < 160 ? 8 : 0); b++) {
-            restore(p);
-            flip(p, 0, at, b);
-            used_or_salvaged(p, "a flip", 0, at);
-        }
+    flip_each(*ctx, 0, 160);
+    flip_each(*ctx, 4096, 4096 + 160);
 }
 
-/* What says where the small table of counts is, in every page that has it: a root of old may still be whole. */
 static uint64_t number_at(const struct place *p, size_t at, size_t n_bytes)
 {
     uint64_t v = 0;
@@ -396,12 +401,7 @@ static void test_free_list_flipped(void **ctx)
         const size_t n = ((size_t)number_at(p, page + LOWER_AT, 2) - HEADER_BYTES) / 2;
         for (size_t i = 0; i < n; i++, nodes++) {
             const size_t node = page + (size_t)number_at(p, page + HEADER_BYTES + 2 * i, 2);
-            for (size_t at = node; at < node + NODE_AND_KEY_BYTES; at++)
-                for (int b = 0; b < 8; b++) {
-                    restore(p);
-                    flip(p, 0, at, b);
-                    used_or_salvaged(p, "a flip", 0, at);
-                }
+            flip_each(p, node, node + NODE_AND_KEY_BYTES);
         }
     }
     assert_true(nodes > 1);
@@ -416,6 +416,7 @@ static void put_root(struct place *p, size_t at, uint64_t root)
     close(fd);
 }
 
+/* What says where the small table of counts is, in every page that has it: a root of old may still be whole. */
 static void test_root_damaged(void **ctx)
 {
     enum { NAME_BYTES = 4, TABLE_BYTES = 48, ROOT_AT = 40, PAGE_BYTES = 4096 };
@@ -431,12 +432,7 @@ static void test_root_damaged(void **ctx)
             put_root(p, table + ROOT_AT, page);
             used_or_salvaged(p, "another root", 0, table + ROOT_AT);
         }
-        for (size_t byte = table; byte < table + TABLE_BYTES; byte++)
-            for (int b = 0; b < 8; b++) {
-                restore(p);
-                flip(p, 0, byte, b);
-                used_or_salvaged(p, "a flip", 0, byte);
-            }
+        flip_each(p, table, table + TABLE_BYTES);
     }
     assert_true(found > 1);
 }
