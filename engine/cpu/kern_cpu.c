@@ -203,15 +203,16 @@ static bool grow_row_work(struct kern_cpu *c, int cols)
     free(s->group_sums);
     free(s->limbs);
     s->group_sums = malloc(DECODE_BLOCK * groups * sizeof *s->group_sums);
-    s->limbs = aligned_alloc(_Alignof(struct limb_group), DECODE_BLOCK * groups * sizeof *s->limbs);
+    const size_t limb_rows = c->isa->linear == &kern_cpu_linear_vnni ? SPLIT_ROWS : DECODE_BLOCK;
+    s->limbs = aligned_alloc(_Alignof(struct limb_group), limb_rows * groups * sizeof *s->limbs);
     if (!s->group_sums || !s->limbs) return false;
-    memset(s->limbs, 0, DECODE_BLOCK * groups * sizeof *s->limbs);
+    memset(s->limbs, 0, limb_rows * groups * sizeof *s->limbs);
     if (c->isa->linear == &kern_cpu_linear_amx) {
-        const size_t values = AMX_ROWS * groups * LIMB_GROUP;
+        const size_t values = SPLIT_ROWS * groups * LIMB_GROUP;
         free(s->split);
         free(s->split_sums);
         s->split = aligned_alloc(ALIGNMENT, 3 * values * sizeof *s->split);
-        s->split_sums = malloc(AMX_ROWS * groups * sizeof *s->split_sums);
+        s->split_sums = malloc(SPLIT_ROWS * groups * sizeof *s->split_sums);
         if (!s->split || !s->split_sums) return false;
         memset(s->split, 0, 3 * values * sizeof *s->split);
     }

@@ -22,7 +22,7 @@ enum {
     PARTS = 3,          /* bfloat16 numbers to an activation */
     BLOCK_GROUPS = 24,  /* groups whose codes are tiles at once */
     TILE_WORDS = TILE_ROWS * GROUP,
-    X_TILES = AMX_ROWS / TILE_ROWS
+    X_TILES = SPLIT_ROWS / TILE_ROWS
 };
 
 /* A pair of panels over a block of columns, and the step that meets them. */
@@ -67,7 +67,7 @@ static float split_group(const float *x, uint16_t *to)
     return sum;
 }
 
-/* A tile of rows after another, each written in the order of memory; sums[group][AMX_ROWS]. What lies past the last row stays
+/* A tile of rows after another, each written in the order of memory; sums[group][SPLIT_ROWS]. What lies past the last row stays
  * as it was: what it gives is not kept. */
 static void split_rows(const float *x, int rows, int cols, struct cpu_scratch *scratch, int threads)
 {
@@ -79,7 +79,7 @@ static void split_rows(const float *x, int rows, int cols, struct cpu_scratch *s
         for (int g = 0; g < cols / GROUP; g++) {
             uint16_t *to = scratch->split + x_tile_at(g, tile);
             for (int r = tile * TILE_ROWS; r < rows && r < (tile + 1) * TILE_ROWS; r++, to += GROUP)
-                scratch->split_sums[g * AMX_ROWS + r] = split_group(x + (size_t)r * (size_t)cols + g * GROUP, to);
+                scratch->split_sums[g * SPLIT_ROWS + r] = split_group(x + (size_t)r * (size_t)cols + g * GROUP, to);
         }
     (void)threads;
 }
@@ -159,7 +159,7 @@ struct step {
  * group and go there at its last. */
 LIMB_INLINE void add_rows(const struct step *s, int group, int tile, bool first, bool last, struct block *b)
 {
-    const float *x_sums = s->sums + group * AMX_ROWS + tile * TILE_ROWS;
+    const float *x_sums = s->sums + group * SPLIT_ROWS + tile * TILE_ROWS;
     const int left = s->rows - tile * TILE_ROWS, rows = left < TILE_ROWS ? left : TILE_ROWS;
     const __m512 scale0 = _mm512_load_ps(b->scales[group][0]), scale1 = _mm512_load_ps(b->scales[group][1]);
     const __m512 min0 = _mm512_load_ps(b->mins[group][0]), min1 = _mm512_load_ps(b->mins[group][1]);
@@ -268,7 +268,7 @@ static void run_block(const struct prefill *c, int panel, int first, int groups,
     for (int r = 0; r < c->rows; r += STEP_ROWS) {
         struct step *s = &steps[r / STEP_ROWS % 2];
         *s = (struct step){.x = c->scratch->split + x_tile_at(first, r / TILE_ROWS),
-                           .sums = c->scratch->split_sums + first * AMX_ROWS + r,
+                           .sums = c->scratch->split_sums + first * SPLIT_ROWS + r,
                            .rows = c->rows - r < STEP_ROWS ? c->rows - r : STEP_ROWS,
                            .fresh = first == 0,
                            .groups = groups,
@@ -325,8 +325,8 @@ static void linear_prefill(const struct kern_weight *w, const float *x, int rows
         const struct kern_weight alone = kern_cpu_one_part(w, i);
         if (!kern_cpu_limbs_fit(w, i)) kern_cpu_linear_avx512.prefill(&alone, x, rows, y, scratch, threads);
     }
-    for (int first = 0; first < rows; first += AMX_ROWS) {
-        const int n = rows - first < AMX_ROWS ? rows - first : AMX_ROWS;
+    for (int first = 0; first < rows; first += SPLIT_ROWS) {
+        const int n = rows - first < SPLIT_ROWS ? rows - first : SPLIT_ROWS;
         bool split = false;
         for (int i = 0; i < w->n_parts; i++) {
             if (!kern_cpu_limbs_fit(w, i)) continue;
@@ -342,7 +342,8 @@ static void linear_prefill(const struct kern_weight *w, const float *x, int rows
 static void linear_decode(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
                           int threads)
 {
-    kern_cpu_limbs_decode(w, x, rows, y, scratch, threads, kern_cpu_limb_panels_amx);
+    const struct limb_linear how = {DECODE_BLOCK, kern_cpu_limb_panels_amx, kern_cpu_linear_avx512.decode};
+    kern_cpu_limbs_linear(how, w, x, rows, y, scratch, threads);
 }
 
 const struct cpu_linear_ops kern_cpu_linear_amx = {linear_decode, linear_prefill};

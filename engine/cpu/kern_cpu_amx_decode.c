@@ -45,7 +45,7 @@ LIMB_INLINE const uint8_t *panel_at(const struct run *run, const struct place *p
 
 LIMB_INLINE const struct limb_group *rows_at(const struct run *run, const struct place *p)
 {
-    return run->call->x.groups + (size_t)p->group * run->call->x.stride + p->row;
+    return kern_cpu_limbs_at(run->call, p->row, p->group);
 }
 
 /* Sums lie in tiles 0 .. 3, rows of limbs in 4 and 5, codes in 6 and 7. */

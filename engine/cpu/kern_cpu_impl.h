@@ -58,7 +58,7 @@ enum {
     DECODE_BLOCK = 16,   /* activation rows whose group sums are kept at once */
     PREFILL_BLOCK = 256, /* columns decoded to float32 at once, by PREFILL_OUTS outputs */
     PREFILL_OUTS = 32,
-    AMX_ROWS = 128,      /* activation rows split for AMX at once */
+    SPLIT_ROWS = 128,    /* activation rows of PREFILL split at once, for VNNI or AMX */
     ATTN_Q_ROWS = 64, /* query positions of one piece of prefill attention */
     ATTN_Q_HEADS = 8, /* query heads of one piece, at most */
     ATTN_TILE = 6     /* rows of the widest attention tile */
@@ -102,8 +102,8 @@ struct cpu_scratch {
     float sums[ATTN_Q_ROWS * ATTN_Q_HEADS * 16]; /* 16 partial sums of e^score a row */
     float maxima[ATTN_Q_ROWS * ATTN_Q_HEADS];
     struct cpu_gdn_scratch gdn;
-    /* Of the first thread's scratch, shared by all: DECODE_BLOCK rows' sums over groups of 32 columns and their limbs. For AMX,
-     * AMX_ROWS rows as three bfloat16 parts and sums, in the order of kern_cpu_amx. */
+    /* Of the first thread's scratch, shared by all: DECODE_BLOCK rows' sums over groups of 32 columns and their limbs, those of
+     * SPLIT_ROWS for VNNI. For AMX, SPLIT_ROWS rows as three bfloat16 parts and sums, in the order of kern_cpu_amx. */
     float *group_sums;
     struct limb_group *limbs;
     uint16_t *split;

@@ -1,4 +1,4 @@
-/* kern_cpu_limbs: activations as whole numbers, which DECODE multiplies with codes exactly; private to engine/cpu.
+/* kern_cpu_limbs: activations as whole numbers, which meet codes without rounding; private to engine/cpu.
  *
  * A group of 32 activations is x = quantum * q: the quantum is a power of two and q a whole number, the largest of the group
  * between 0x3fbfc0 and 0x7f7f7f, so that rounding to it errs by less than 2^-22.99 of the largest, and 0, 1 or any value of
@@ -15,19 +15,18 @@
 
 enum { LIMB_ROWS = 4 }; /* rows that share what it takes to unpack a panel */
 
-/* Rows of a call as groups: [cols / LIMB_GROUP][stride]. */
-struct limb_rows {
-    const struct limb_group *groups;
-    size_t stride; /* a multiple of LIMB_ROWS; what lies past the last row is computed and thrown away */
-};
-
 struct limb_call {
     const struct cpu_part *part;
-    struct limb_rows x;
+    const struct limb_group *x; /* [rows / LIMB_ROWS][groups][LIMB_ROWS]; what lies past the last row is computed and thrown away */
     int rows, groups;
     float *y; /* the first output of the weight */
     size_t ldy;
 };
+/* The four rows from `row` on, a multiple of LIMB_ROWS, in one group. */
+static inline const struct limb_group *kern_cpu_limbs_at(const struct limb_call *c, int row, int group)
+{
+    return c->x + (size_t)row * (size_t)c->groups + (size_t)group * LIMB_ROWS;
+}
 /* y of panels first .. end - 1 of the part. */
 typedef void limb_panels(const struct limb_call *c, int first, int end);
 void kern_cpu_limb_panels_vnni(const struct limb_call *c, int first, int end);
@@ -43,10 +42,15 @@ static inline struct kern_weight kern_cpu_one_part(const struct kern_weight *w, 
     alone.parts = &w->parts[i];
     return alone;
 }
-/* The DECODE linear: parts that fit through VNNI's panels for one row and two, through `many` for more; others through
- * AVX-512's. */
-void kern_cpu_limbs_decode(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
-                           int threads, limb_panels *many);
+/* A linear operation: parts that fit through VNNI's panels for one row and two, through `many` for more, the rest through
+ * `others`. Rows are split `block` at a time: scratch->limbs has room for so many. */
+struct limb_linear {
+    int block;
+    limb_panels *many;
+    void (*others)(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch, int threads);
+};
+void kern_cpu_limbs_linear(struct limb_linear how, const struct kern_weight *w, const float *x, int rows, float *y,
+                           struct cpu_scratch *scratch, int threads);
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
 #include <immintrin.h>

@@ -1,12 +1,16 @@
-/* kern_cpu_vnni: DECODE linear of coded weights by integer products of four (AVX-512 VNNI); everything else is AVX-512's.
+/* kern_cpu_vnni: linear layers of coded weights by integer products of four (AVX-512 VNNI); everything else is AVX-512's.
  *
  * Codes meet activations as bytes (kern_cpu_limbs.h): 32 columns of 16 outputs take 8 instructions a limb where float32 takes
- * 32 and as many to widen the codes. One row then runs at the memory's speed. */
+ * 32 and as many to widen the codes. One row then runs at the memory's speed, and many rows take 28 instructions of the
+ * multipliers in all where float32 takes 32. A row has the same bits in PREFILL as in DECODE. */
 #include "kern_cpu_limbs.h"
 
 #include <string.h>
 
-enum { PREFETCH_BYTES = 4096 };
+enum {
+    PREFETCH_BYTES = 4096,
+    FEW_ROWS = 2 /* so many are worked on one by one where more share work */
+};
 
 /* ---- panels ---- */
 
@@ -54,11 +58,11 @@ LIMB_INLINE void panel_rows(struct limb_kind kind, int rows, const struct limb_c
 {
     const struct cpu_part *part = call->part;
     const int wide = limb_wide(kind, part), groups = call->groups;
-    const size_t stride = call->x.stride, step = part->group_bytes >> wide;
+    const size_t step = part->group_bytes >> wide;
     __m512 acc[LIMB_ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
-    for (int g = 0; g < groups; g++, x += stride) {
+    for (int g = 0; g < groups; g++, x += LIMB_ROWS) {
         const uint8_t *scales = limb_scales_at(part, wide, panel, g), *codes = limb_codes_at(kind, part, wide, panel, g);
         for (size_t line = 0; line < step; line += 64) __builtin_prefetch(codes + PREFETCH_BYTES + line, 0, 3);
         const __m512 scale = limb_scale(kind, scales), min = limb_min(kind, scales);
@@ -97,7 +101,7 @@ void kern_cpu_limb_panels_vnni(const struct limb_call *call, int first, int end)
         for (int r = 0, n; r < call->rows; r += n) {
             __m512 acc[LIMB_ROWS];
             n = call->rows - r < LIMB_ROWS ? call->rows - r : LIMB_ROWS;
-            kernel[n - 1](call, p->bytes + (size_t)panel * p->panel_bytes, call->x.groups + r, acc);
+            kernel[n - 1](call, p->bytes + (size_t)panel * p->panel_bytes, kern_cpu_limbs_at(call, r, 0), acc);
             float *y = call->y + (size_t)r * call->ldy + p->y_first + panel * PANEL_ROWS;
             for (int i = 0; i < n; i++) _mm512_mask_storeu_ps(y + (size_t)i * call->ldy, limb_outs(p, panel), acc[i]);
         }
@@ -105,8 +109,41 @@ void kern_cpu_limb_panels_vnni(const struct limb_call *call, int first, int end)
 
 /* ---- activations ---- */
 
-/* Bytes 0, 1 and 2 of the words of 32 columns become limbs, quad after quad. */
-static void store_limbs(__m512i low, __m512i high, struct limb_group *to)
+/* Lane i of each quarter of turned[0 .. 3] is v[i]'s. */
+LIMB_INLINE void turn(const __m512i v[LIMB_ROWS], __m512i turned[LIMB_ROWS])
+{
+    const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
+    const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+    turned[0] = _mm512_unpacklo_epi64(a, c);
+    turned[1] = _mm512_unpackhi_epi64(a, c);
+    turned[2] = _mm512_unpacklo_epi64(b, d);
+    turned[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+/* Lane i: the largest of v[i]. */
+LIMB_INLINE __m128i largest_of_each(const __m512i v[LIMB_ROWS])
+{
+    __m512i t[LIMB_ROWS];
+    turn(v, t);
+    const __m512i quarters = _mm512_max_epi32(_mm512_max_epi32(t[0], t[1]), _mm512_max_epi32(t[2], t[3]));
+    const __m256i halves = _mm256_max_epi32(_mm512_castsi512_si256(quarters), _mm512_extracti64x4_epi64(quarters, 1));
+    return _mm_max_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+}
+
+/* Lane i: the sums over the lower and over the upper half of v[i]. */
+LIMB_INLINE void sums_of_each(const __m512i v[LIMB_ROWS], __m128i *lower, __m128i *upper)
+{
+    __m512i t[LIMB_ROWS];
+    turn(v, t);
+    const __m512i quarters = _mm512_add_epi32(_mm512_add_epi32(t[0], t[1]), _mm512_add_epi32(t[2], t[3]));
+    const __m256i low = _mm512_castsi512_si256(quarters), high = _mm512_extracti64x4_epi64(quarters, 1);
+    *lower = _mm_add_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    *upper = _mm_add_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+
+/* Bytes 0, 1 and 2 of the words of 32 columns become limbs, quad after quad. The first two limbs' sums of quads are the halves
+ * of sums[0], the third's the lower half of sums[1]. */
+LIMB_INLINE void store_limbs(__m512i low, __m512i high, struct limb_group *to, __m512i sums[2])
 {
 #define QUAD(column, byte)                                                                                                     \
     (column) * 4 + (byte), ((column) + 2) * 4 + (byte), ((column) + 4) * 4 + (byte), ((column) + 6) * 4 + (byte)
@@ -119,49 +156,96 @@ static void store_limbs(__m512i low, __m512i high, struct limb_group *to)
     const __m512i one = _mm512_permutex2var_epi8(low, _mm512_loadu_si512(lowest), high);
     _mm512_store_si512(to->limbs[0], two);
     _mm256_store_si256((__m256i *)(void *)to->limbs[2], _mm512_castsi512_si256(one));
-    const __m512i ones = _mm512_set1_epi8(1), zero = _mm512_setzero_si512(), sums = _mm512_dpbusd_epi32(zero, ones, two);
-    to->bias[0] = -128 * _mm512_mask_reduce_add_epi32(0x00ff, sums);
-    to->bias[1] = -128 * _mm512_mask_reduce_add_epi32(0xff00, sums);
-    to->bias[2] = -128 * _mm512_mask_reduce_add_epi32(0x00ff, _mm512_dpbusd_epi32(zero, ones, one));
+    const __m512i ones = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
+    sums[0] = _mm512_dpbusd_epi32(zero, ones, two);
+    sums[1] = _mm512_dpbusd_epi32(zero, ones, one);
 }
 
-static float float_of_bits(int bits)
-{
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
+static int least(int a, int b) { return a < b ? a : b; }
 
-static void split_group(const float *x, struct limb_group *to)
+/* Four groups at once, because what one needs across its lanes takes as long: x, x + x_step, .. become to[0], to[to_step], ..
+ * Only n exist, and the last of them stands for the rest. */
+LIMB_INLINE void split_four(const float *x, size_t x_step, struct limb_group *to, size_t to_step, int n)
 {
     /* Of the largest magnitude, 24 bits of significand less one: q. Three signed bytes reach 0x7f7f7f; where q would round to
      * more, from these fractions on, the exponent is one more. Quanta below 2^-126 do not exist. */
-    enum { MAGNITUDE = 0x7fffffff, NOT_FINITE = 0x7f800000, FRACTION = 0x7efeff, ONE = 0x800000, LEAST = 23, Q_BITS = 22 };
-    const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
+    enum {
+        MAGNITUDE = 0x7fffffff,
+        FINITE = 0x7f7fffff,
+        FRACTION = 0x7efeff,
+        ONE = 0x800000,
+        EXPONENT = 23,
+        LEAST = 23,
+        Q_BITS = 22
+    };
     const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE), middle = _mm512_set1_epi32(0x808080);
-    const int most = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(low), magnitude),
-                                                              _mm512_and_si512(_mm512_castps_si512(high), magnitude)));
-    if (most >= NOT_FINITE) { /* a NaN in each of its sums */
-        memset(to, 0, sizeof *to);
-        to->quantum = to->sum = float_of_bits(MAGNITUDE);
-        return;
+    __m512 low[LIMB_ROWS], high[LIMB_ROWS];
+    __m512i larger[LIMB_ROWS], sums[2][LIMB_ROWS];
+#pragma GCC unroll 4
+    for (int i = 0; i < LIMB_ROWS; i++) {
+        const float *from = x + (size_t)least(i, n - 1) * x_step;
+        low[i] = _mm512_loadu_ps(from), high[i] = _mm512_loadu_ps(from + 16);
+        larger[i] = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(low[i]), magnitude),
+                                     _mm512_and_si512(_mm512_castps_si512(high[i]), magnitude));
     }
-    const int carried = (most + (ONE - FRACTION)) / ONE, exponent = carried < LEAST ? LEAST : carried;
-    const __m512 inverse = _mm512_set1_ps(float_of_bits((2 * 127 + Q_BITS - exponent) * ONE));
-    const __m512i q_low = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
-    const __m512i q_high = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
-    /* 128 added to each limb and taken away again leaves no borrows between them. */
-    store_limbs(_mm512_xor_si512(_mm512_add_epi32(q_low, middle), middle),
-                _mm512_xor_si512(_mm512_add_epi32(q_high, middle), middle), to);
-    to->quantum = float_of_bits((exponent - Q_BITS) * ONE);
-    to->sum = (float)_mm512_reduce_add_epi32(_mm512_add_epi32(q_low, q_high)) * to->quantum;
+    const __m128i most = largest_of_each(larger);
+    const __m128i carried = _mm_srli_epi32(_mm_add_epi32(most, _mm_set1_epi32(ONE - FRACTION)), EXPONENT);
+    const __m128i exponent = _mm_max_epi32(carried, _mm_set1_epi32(LEAST));
+    const __m128i inverses = _mm_slli_epi32(_mm_sub_epi32(_mm_set1_epi32(2 * 127 + Q_BITS), exponent), EXPONENT);
+    __m128 quanta = _mm_castsi128_ps(_mm_slli_epi32(_mm_sub_epi32(exponent, _mm_set1_epi32(Q_BITS)), EXPONENT));
+#pragma GCC unroll 4
+    for (int i = 0; i < LIMB_ROWS; i++) {
+        const __m512i inverse = _mm512_permutexvar_epi32(_mm512_set1_epi32(i), _mm512_castsi128_si512(inverses));
+        const __m512i q_low = _mm512_cvtps_epi32(_mm512_mul_ps(low[i], _mm512_castsi512_ps(inverse)));
+        const __m512i q_high = _mm512_cvtps_epi32(_mm512_mul_ps(high[i], _mm512_castsi512_ps(inverse)));
+        /* 128 added to each limb and taken away again leaves no borrows between them. */
+        __m512i of_limbs[2];
+        store_limbs(_mm512_xor_si512(_mm512_add_epi32(q_low, middle), middle),
+                    _mm512_xor_si512(_mm512_add_epi32(q_high, middle), middle), &to[(size_t)i * to_step], of_limbs);
+        sums[0][i] = of_limbs[0], sums[1][i] = of_limbs[1];
+    }
+    __m128i of_limb[LIMBS], none;
+    sums_of_each(sums[0], &of_limb[0], &of_limb[1]);
+    sums_of_each(sums[1], &of_limb[2], &none);
+    const __m128i upper = _mm_add_epi32(_mm_slli_epi32(of_limb[0], 8), of_limb[1]);
+    const __m128i all = _mm_add_epi32(_mm_slli_epi32(upper, 8), of_limb[2]);
+    /* A NaN or an infinity makes a NaN of each sum it is in. */
+    const __m128 nan = _mm_castsi128_ps(_mm_set1_epi32(MAGNITUDE));
+    quanta = _mm_mask_mov_ps(quanta, _mm_cmpgt_epi32_mask(most, _mm_set1_epi32(FINITE)), nan);
+    __m128 tail[LIMB_ROWS] = {quanta, _mm_mul_ps(_mm_cvtepi32_ps(all), quanta),
+                              _mm_castsi128_ps(_mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), of_limb[0]), 7)),
+                              _mm_castsi128_ps(_mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), of_limb[1]), 7))};
+    _MM_TRANSPOSE4_PS(tail[0], tail[1], tail[2], tail[3]);
+    int32_t third[LIMB_ROWS];
+    _mm_storeu_si128((__m128i *)(void *)third, of_limb[2]);
+#pragma GCC unroll 4
+    for (int i = 0; i < LIMB_ROWS; i++) {
+        _mm_store_ps(&to[(size_t)i * to_step].quantum, tail[i]);
+        to[(size_t)i * to_step].bias[2] = -128 * third[i];
+    }
 }
 
-static void split_rows(const float *x, int rows, int cols, size_t stride, struct limb_group *to)
+/* In the order of struct limb_call; up to three groups more are written. */
+static void split_rows(const float *x, int rows, int cols, struct limb_group *to, int threads)
 {
-    for (int r = 0; r < rows; r++)
-        for (int k = 0; k < cols; k += LIMB_GROUP)
-            split_group(x + (size_t)r * (size_t)cols + k, to + (size_t)(k / LIMB_GROUP) * stride + r);
+    const int groups = cols / LIMB_GROUP, blocks = (rows + LIMB_ROWS - 1) / LIMB_ROWS;
+    if (rows <= FEW_ROWS) {
+        for (int r = 0; r < rows; r++)
+            for (int g = 0; g < groups; g += LIMB_ROWS)
+                split_four(x + (size_t)r * (size_t)cols + g * LIMB_GROUP, LIMB_GROUP, to + (size_t)g * LIMB_ROWS + r, LIMB_ROWS,
+                           groups - g);
+        return;
+    }
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows > DECODE_BLOCK)
+#endif
+    for (int block = 0; block < blocks; block++) {
+        const float *from = x + (size_t)block * LIMB_ROWS * (size_t)cols;
+        struct limb_group *at = to + (size_t)block * LIMB_ROWS * (size_t)groups;
+        for (int g = 0; g < groups; g++)
+            split_four(from + g * LIMB_GROUP, (size_t)cols, at + (size_t)g * LIMB_ROWS, 1, rows - block * LIMB_ROWS);
+    }
+    (void)threads;
 }
 
 /* ---- the operation ---- */
@@ -182,26 +266,24 @@ static void run_part(const struct limb_call *call, int threads, limb_panels *run
     for (int t = 0; t < threads; t++) run(call, (int)(panels * t / threads), (int)(panels * (t + 1) / threads));
 }
 
-void kern_cpu_limbs_decode(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
-                           int threads, limb_panels *many)
+void kern_cpu_limbs_linear(struct limb_linear how, const struct kern_weight *w, const float *x, int rows, float *y,
+                           struct cpu_scratch *scratch, int threads)
 {
-    enum { FEW = 2 };
-    for (int first = 0; first < rows; first += DECODE_BLOCK) {
-        const int n = rows - first < DECODE_BLOCK ? rows - first : DECODE_BLOCK;
-        const size_t stride = (size_t)(n + LIMB_ROWS - 1) / LIMB_ROWS * LIMB_ROWS;
+    for (int first = 0; first < rows; first += how.block) {
+        const int n = least(rows - first, how.block);
         const float *xs = x + (size_t)first * (size_t)w->cols;
         float *ys = y + (size_t)first * (size_t)w->rows;
         bool split = false;
         for (int i = 0; i < w->n_parts; i++) {
             const struct kern_weight alone = kern_cpu_one_part(w, i);
             if (!kern_cpu_limbs_fit(w, i)) {
-                kern_cpu_linear_avx512.decode(&alone, xs, n, ys, scratch, threads);
+                how.others(&alone, xs, n, ys, scratch, threads);
                 continue;
             }
-            if (!split) split_rows(xs, n, w->cols, stride, scratch->limbs);
+            if (!split) split_rows(xs, n, w->cols, scratch->limbs, threads);
             split = true;
-            const struct limb_call call = {alone.parts, {scratch->limbs, stride}, n, w->cols / LIMB_GROUP, ys, (size_t)w->rows};
-            run_part(&call, threads, n <= FEW ? kern_cpu_limb_panels_vnni : many);
+            const struct limb_call call = {alone.parts, scratch->limbs, n, w->cols / LIMB_GROUP, ys, (size_t)w->rows};
+            run_part(&call, threads, n <= FEW_ROWS ? kern_cpu_limb_panels_vnni : how.many);
         }
     }
 }
@@ -209,13 +291,15 @@ void kern_cpu_limbs_decode(const struct kern_weight *w, const float *x, int rows
 static void linear_decode(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
                           int threads)
 {
-    kern_cpu_limbs_decode(w, x, rows, y, scratch, threads, kern_cpu_limb_panels_vnni);
+    const struct limb_linear how = {DECODE_BLOCK, kern_cpu_limb_panels_vnni, kern_cpu_linear_avx512.decode};
+    kern_cpu_limbs_linear(how, w, x, rows, y, scratch, threads);
 }
 
 static void linear_prefill(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
-                          int threads)
+                           int threads)
 {
-    kern_cpu_linear_avx512.prefill(w, x, rows, y, scratch, threads);
+    const struct limb_linear how = {SPLIT_ROWS, kern_cpu_limb_panels_vnni, kern_cpu_linear_avx512.prefill};
+    kern_cpu_limbs_linear(how, w, x, rows, y, scratch, threads);
 }
 
 const struct cpu_linear_ops kern_cpu_linear_vnni = {linear_decode, linear_prefill};

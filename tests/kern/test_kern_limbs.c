@@ -1,6 +1,6 @@
-/* DECODE by whole numbers (kern_cpu_limbs.h): VNNI and AMX give the same bits, and what rounding activations to 24 bits of
- * their group's largest may cost is bounded, measured against FP64 where it hurts most: one large value among small ones.
- * What holds for every instruction set is in test_kern_linear. */
+/* Products of whole numbers (kern_cpu_limbs.h): PREFILL and DECODE of VNNI and DECODE of AMX give the same bits, and what
+ * rounding activations to 24 bits of their group's largest may cost is bounded, measured against FP64 where it hurts most: one
+ * large value among small ones. What holds for every instruction set is in test_kern_linear. */
 #include "kern_fixture.h"
 
 #include <math.h>
@@ -57,10 +57,9 @@ static bool machine_lacks(const char *isa)
     return true;
 }
 
-static void test_same_bits(void **state)
+/* Rows of any number have the bits that they have alone in VNNI's DECODE. */
+static void check_same_bits(const char *isa, enum kern_provenance provenance)
 {
-    (void)state;
-    if (machine_lacks("vnni") || machine_lacks("amx")) skip();
     static const struct {
         enum quant_format format;
         enum kern_weights how;
@@ -69,28 +68,47 @@ static void test_same_bits(void **state)
                  {QUANT_Q4_K, KERN_WEIGHTS_NATIVE, 64, 256}, {QUANT_Q8_0, KERN_WEIGHTS_NATIVE, 80, 576},
                  {QUANT_Q5_1, KERN_WEIGHTS_NATIVE, 33, 64},  {QUANT_Q5_K, KERN_WEIGHTS_NATIVE, 17, 512},
                  {QUANT_Q8_0, KERN_WEIGHTS_W8, 40, 320}};
-    enum { MOST = 35 };
-    struct kern *vnni = open_isa("vnni", 1), *amx = open_isa("amx", 2);
+    static const int counts[] = {1, 2, 3, 4, 5, 6, 11, 16, 21, 35, 128, 131, 262};
+    enum { N_COUNTS = sizeof counts / sizeof *counts };
+    const int most = counts[N_COUNTS - 1];
+    struct kern *vnni = open_isa("vnni", 1), *other = open_isa(isa, 2);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct matrix m = matrix_new(cases[i].format, cases[i].rows, cases[i].cols, 3 + i);
-        struct kern_weight *a = load(vnni, &m, cases[i].how), *b = load(amx, &m, cases[i].how);
-        const size_t outs = (size_t)m.rows;
-        float *x = random_new((size_t)(MOST * m.cols), 9);
-        for (int rows = 1; rows <= MOST; rows += rows < 6 ? 1 : 5) {
-            float *want = guarded_new((size_t)rows * outs), *got = guarded_new((size_t)rows * outs);
-            call_linear(vnni, a, KERN_DECODE, x, rows, want);
-            call_linear(amx, b, KERN_DECODE, x, rows, got);
-            assert_bits(got, want, (size_t)rows * outs, quant_name(m.format));
-            guarded_free(want, (size_t)rows * outs);
-            guarded_free(got, (size_t)rows * outs);
+        struct kern_weight *a = load(vnni, &m, cases[i].how), *b = load(other, &m, cases[i].how);
+        const size_t outs = (size_t)m.rows, n_want = (size_t)most * outs;
+        float *x = random_new((size_t)(most * m.cols), 9), *want = guarded_new(n_want);
+        for (int r = 0; r < most; r++) call_linear(vnni, a, KERN_DECODE, x + r * m.cols, 1, want + (size_t)r * outs);
+        for (size_t c = 0; c < N_COUNTS; c++) {
+            const size_t n = (size_t)counts[c] * outs;
+            float *got = guarded_new(n);
+            call_linear(other, b, provenance, x, counts[c], got);
+            assert_bits(got, want, n, quant_name(m.format));
+            guarded_free(got, n);
         }
+        guarded_free(want, n_want);
         vnni->weight_free(vnni, a);
-        amx->weight_free(amx, b);
+        other->weight_free(other, b);
         free(x);
         free(m.bytes);
     }
     vnni->close(vnni);
-    amx->close(amx);
+    other->close(other);
+}
+
+static void test_prefill_bits(void **state)
+{
+    (void)state;
+    if (machine_lacks("vnni")) skip();
+    check_same_bits("vnni", KERN_PREFILL);
+}
+
+static void test_decode_bits(void **state)
+{
+    (void)state;
+    if (machine_lacks("vnni")) skip();
+    check_same_bits("vnni", KERN_DECODE);
+    if (machine_lacks("amx")) skip();
+    check_same_bits("amx", KERN_DECODE);
 }
 
 /* y of one row within what float32 sums of groups may cost, and rounding to quanta: errors of random sign, evenly spread over
@@ -192,7 +210,8 @@ static void test_extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_prefill_bits),
+        cmocka_unit_test(test_decode_bits),
         cmocka_unit_test(test_spread),
         cmocka_unit_test(test_extremes),
     };
