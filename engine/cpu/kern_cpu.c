@@ -81,7 +81,7 @@ static bool machine_has(int i)
     if (i == 3)
         return machine_has(2) && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
     if (i == 4) {
-        enum { AMX = 1 << 22 | 1 << 24 | 1 << 25 /* bf16, tile, int8 */, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+        enum { AMX = 1 << 22 | 1 << 24 /* bf16, tile */, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
         if (!machine_has(3) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & AMX) != AMX) return false;
         return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; /* tiles must be asked for, once a process */
     }
@@ -199,7 +199,7 @@ static bool grow_row_work(struct kern_cpu *c, int cols)
 {
     if (cols <= c->widest_cols) return true;
     struct cpu_scratch *s = c->scratch;
-    const size_t groups = (size_t)cols / LIMB_GROUP + 1;
+    const size_t groups = (size_t)cols / CODED_GROUP + 1;
     free(s->group_sums);
     free(s->limbs);
     s->group_sums = malloc(DECODE_BLOCK * groups * sizeof *s->group_sums);
@@ -208,7 +208,7 @@ static bool grow_row_work(struct kern_cpu *c, int cols)
     if (!s->group_sums || !s->limbs) return false;
     memset(s->limbs, 0, limb_rows * groups * sizeof *s->limbs);
     if (c->isa->linear == &kern_cpu_linear_amx) {
-        const size_t values = SPLIT_ROWS * groups * LIMB_GROUP;
+        const size_t values = SPLIT_ROWS * groups * CODED_GROUP;
         free(s->split);
         free(s->split_sums);
         s->split = aligned_alloc(ALIGNMENT, 3 * values * sizeof *s->split);

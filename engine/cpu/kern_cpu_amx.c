@@ -1,26 +1,30 @@
-/* kern_cpu_amx: the linear operations of machines with AMX tiles. PREFILL of coded weights is here, DECODE of several rows in
- * kern_cpu_amx_decode, one and two rows go to VNNI and the rest to AVX-512.
+/* kern_cpu_amx: the linear operations of machines with AMX tiles. PREFILL of coded weights is here; DECODE is VNNI's, whose few
+ * rows tiles were slower for, and the rest AVX-512's.
  *
- * PREFILL, exact where it matters: codes of up to 8 bits are bfloat16 values, and an activation is the sum of three of them (8
- * bits of significand each, 24 together), so all products are exact and only their float32 sums are rounded:
+ * Exact where it matters: codes of up to 8 bits are bfloat16 values, and an activation is the sum of three of them (8 bits of
+ * significand each, 24 together), so all products are exact and only their float32 sums are rounded:
  *   per group of 32 columns: c = sum of code * (high + middle + low);  acc = scale * c + acc;  acc = min * sum(x) + acc
  * A row of a tile never meets another row, so bits do not depend on how many rows there are or where they lie.
  *
  * Rows are split once for all panels, 128 at a time, into tiles as they will be loaded. Two panels' codes become tiles once
  * for these rows. Two tiles of rows meet two of outputs; while the products of one group run, the sums of the group before are
- * taken from their tiles and added (kern_cpu_tiles.h says why not at once). */
-#include "kern_cpu_limbs.h"
-#include "kern_cpu_tiles.h"
+ * taken from their tiles and added. Tile instructions overlap only where nothing waits: a product takes 52 cycles and starts every
+ * 16; a store of its sums that follows at once holds up everything behind it. So the sums of a tile are stored when the tile is
+ * needed again, after the products of the other three. */
+#include "kern_cpu_coded.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 enum {
+    TILE_ROWS = 16,
+    TILE_ROW_BYTES = 64,
     STEP_TILES = 2, /* tiles of rows that meet a pair of panels at once */
     STEP_ROWS = STEP_TILES * TILE_ROWS,
     PANELS = 2,
-    GROUP = LIMB_GROUP, /* columns of a tile, and of the narrowest scale */
-    PARTS = 3,          /* bfloat16 numbers to an activation */
-    BLOCK_GROUPS = 24,  /* groups whose codes are tiles at once */
+    GROUP = CODED_GROUP, /* columns of a tile, and of the narrowest scale */
+    PARTS = 3,           /* bfloat16 numbers to an activation */
+    BLOCK_GROUPS = 24,   /* groups whose codes are tiles at once */
     TILE_WORDS = TILE_ROWS * GROUP,
     X_TILES = SPLIT_ROWS / TILE_ROWS
 };
@@ -33,9 +37,14 @@ struct block {
     float acc[STEP_ROWS][PANELS][PANEL_ROWS];
 };
 
-static const struct tile_config config = {.palette = 1,
-                                          .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
-                                          .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} config = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+
+/* The intrinsics are opaque to the compiler and say nothing of memory: what is stored before this is stored before them. */
+CODED_INLINE void tiles_order(void) { atomic_signal_fence(memory_order_seq_cst); }
 
 /* ---- rows ---- */
 
@@ -88,18 +97,18 @@ static void split_rows(const float *x, int rows, int cols, struct cpu_scratch *s
 
 /* Nibble n of the words of columns 8 j .. 8 j + 7 and 16 + 8 j .., so columns k and 16 + k, as bfloat16. The permutation reads
  * five bits of an index; its table has everything twice, so that the fifth does not matter. */
-LIMB_INLINE __m512i pair_of_nibbles(__m512i low, __m512i high, unsigned n, __m512i table)
+CODED_INLINE __m512i pair_of_nibbles(__m512i low, __m512i high, unsigned n, __m512i table)
 {
     const __m512i upper = n < 4 ? _mm512_slli_epi32(high, 16 - 4 * n) : _mm512_srli_epi32(high, 4 * n - 16);
     return _mm512_permutexvar_epi16(_mm512_mask_mov_epi16(_mm512_srli_epi32(low, 4 * n), 0xaaaaaaaa, upper), table);
 }
 
-LIMB_INLINE __m512i floats_of_bytes(const uint8_t *codes)
+CODED_INLINE __m512i floats_of_bytes(const uint8_t *codes)
 {
     return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)codes))));
 }
 
-LIMB_INLINE void load_group(struct limb_kind kind, const uint8_t *first, uint16_t *to)
+CODED_INLINE void load_group(struct coded_kind kind, const uint8_t *first, uint16_t *to)
 {
     static const uint16_t bf16_of_nibble[32] = {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
                                                 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
@@ -119,15 +128,15 @@ LIMB_INLINE void load_group(struct limb_kind kind, const uint8_t *first, uint16_
 }
 
 /* Panel i of the pair: its groups from `first` on. */
-LIMB_INLINE void load_panel(struct limb_kind kind, const struct cpu_part *p, const uint8_t *panel, int first, int groups, int i,
-                            struct block *b)
+CODED_INLINE void load_panel(struct coded_kind kind, const struct cpu_part *p, const uint8_t *panel, int first, int groups,
+                              int i, struct block *b)
 {
-    const int wide = limb_wide(kind, p);
+    const int wide = coded_wide(kind, p);
     for (int g = 0; g < groups; g++) {
-        const uint8_t *scales = limb_scales_at(p, wide, panel, first + g);
-        _mm512_store_ps(b->scales[g][i], limb_scale(kind, scales));
-        _mm512_store_ps(b->mins[g][i], limb_min(kind, scales));
-        load_group(kind, limb_codes_at(kind, p, wide, panel, first + g), b->codes[g][i]);
+        const uint8_t *scales = coded_scales_at(p, wide, panel, first + g);
+        _mm512_store_ps(b->scales[g][i], coded_scale(kind, scales));
+        _mm512_store_ps(b->mins[g][i], coded_min(kind, scales));
+        load_group(kind, coded_codes_at(kind, p, wide, panel, first + g), b->codes[g][i]);
     }
 }
 
@@ -135,11 +144,11 @@ typedef void load_fn(const struct cpu_part *p, const uint8_t *panel, int first, 
 #define LOAD_FN(name, ...)                                                                                                     \
     static void name(const struct cpu_part *p, const uint8_t *panel, int first, int groups, int i, struct block *b)            \
     {                                                                                                                          \
-        load_panel((struct limb_kind){__VA_ARGS__}, p, panel, first, groups, i, b);                                            \
+        load_panel((struct coded_kind){__VA_ARGS__}, p, panel, first, groups, i, b);                                           \
     }
 #define LOAD_ENTRY(name, ...) name,
 
-LIMB_KINDS(LOAD_FN)
+CODED_KINDS(LOAD_FN)
 
 /* ---- products ---- */
 
@@ -157,7 +166,7 @@ struct step {
 
 /* One group's sums, once they are stored, into the accumulators of one tile of rows; these come from y at the block's first
  * group and go there at its last. */
-LIMB_INLINE void add_rows(const struct step *s, int group, int tile, bool first, bool last, struct block *b)
+CODED_INLINE void add_rows(const struct step *s, int group, int tile, bool first, bool last, struct block *b)
 {
     const float *x_sums = s->sums + group * SPLIT_ROWS + tile * TILE_ROWS;
     const int left = s->rows - tile * TILE_ROWS, rows = left < TILE_ROWS ? left : TILE_ROWS;
@@ -274,7 +283,7 @@ static void run_block(const struct prefill *c, int panel, int first, int groups,
                            .groups = groups,
                            .y = c->y + (size_t)r * c->ldy + c->part->y_first + panel * PANEL_ROWS,
                            .ldy = c->ldy,
-                           .outs = {limb_outs(c->part, panel), limb_outs(c->part, panel + 1)}};
+                           .outs = {coded_outs(c->part, panel), coded_outs(c->part, panel + 1)}};
         multiply_group(s, 0, before, groups - 1, b);
         for (int g = 1; g < groups; g++) multiply_group(s, g, s, g - 1, b);
         before = s;
@@ -287,8 +296,8 @@ static void run_pair(const struct prefill *c, int panel, struct block *b)
 {
     const struct cpu_part *p = c->part;
     const uint8_t *at = p->bytes + (size_t)panel * p->panel_bytes;
-    static load_fn *const loaders[] = {LIMB_KINDS(LOAD_ENTRY)};
-    load_fn *load = loaders[limb_kind_index(p)];
+    static load_fn *const loaders[] = {CODED_KINDS(LOAD_ENTRY)};
+    load_fn *load = loaders[coded_kind_index(p)];
     const int blocks = (c->groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
     for (int i = 0; i < blocks; i++) {
         const int first = c->groups * i / blocks, groups = c->groups * (i + 1) / blocks - first;
@@ -322,14 +331,14 @@ static void linear_prefill(const struct kern_weight *w, const float *x, int rows
                            int threads)
 {
     for (int i = 0; i < w->n_parts; i++) {
-        const struct kern_weight alone = kern_cpu_one_part(w, i);
-        if (!kern_cpu_limbs_fit(w, i)) kern_cpu_linear_avx512.prefill(&alone, x, rows, y, scratch, threads);
+        const struct kern_weight alone = coded_one_part(w, i);
+        if (!coded_fits(w, i)) kern_cpu_linear_avx512.prefill(&alone, x, rows, y, scratch, threads);
     }
     for (int first = 0; first < rows; first += SPLIT_ROWS) {
         const int n = rows - first < SPLIT_ROWS ? rows - first : SPLIT_ROWS;
         bool split = false;
         for (int i = 0; i < w->n_parts; i++) {
-            if (!kern_cpu_limbs_fit(w, i)) continue;
+            if (!coded_fits(w, i)) continue;
             if (!split) split_rows(x + (size_t)first * (size_t)w->cols, n, w->cols, scratch, threads);
             split = true;
             const struct prefill c = {&w->parts[i], scratch, w->cols / GROUP, n, y + (size_t)first * (size_t)w->rows,
@@ -342,8 +351,7 @@ static void linear_prefill(const struct kern_weight *w, const float *x, int rows
 static void linear_decode(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
                           int threads)
 {
-    const struct limb_linear how = {DECODE_BLOCK, kern_cpu_limb_panels_amx, kern_cpu_linear_avx512.decode};
-    kern_cpu_limbs_linear(how, w, x, rows, y, scratch, threads);
+    kern_cpu_linear_vnni.decode(w, x, rows, y, scratch, threads);
 }
 
 const struct cpu_linear_ops kern_cpu_linear_amx = {linear_decode, linear_prefill};

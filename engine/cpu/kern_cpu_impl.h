@@ -83,14 +83,13 @@ struct cpu_gdn_scratch {
     };
 };
 
-enum { LIMBS = 3, LIMB_GROUP = 32 };
-/* 32 activations of a row as whole numbers of three signed bytes (kern_cpu_limbs.h). A limb's bytes lie as the codes they meet
- * in CODES_4: of eight columns first 0, 2, 4, 6, then 1, 3, 5, 7. Of consecutive groups the limbs are rows of a tile, every
- * fourth of which is what follows the limbs and gives sums that nobody reads. */
+enum { LIMBS = 3, CODED_GROUP = 32 };
+/* 32 activations of a row as whole numbers of three signed bytes (kern_cpu_vnni.c). A limb's bytes lie as the codes they meet in
+ * CODES_4: of eight columns first 0, 2, 4, 6, then 1, 3, 5, 7. */
 struct limb_group {
-    _Alignas(128) int8_t limbs[LIMBS][LIMB_GROUP]; /* the highest first */
-    float quantum, sum;      /* what a unit of the lowest limb is worth; of the activations. NaN where one is not finite */
-    int32_t bias[LIMBS + 3]; /* -128 times the sum of each limb, for codes that have 128 added; the rest fills up */
+    _Alignas(128) int8_t limbs[LIMBS][CODED_GROUP]; /* the highest first */
+    float quantum, sum;  /* what a unit of the lowest limb is worth; of the activations. NaN where one is not finite */
+    int32_t bias[LIMBS]; /* -128 times the sum of each limb, for codes that have 128 added */
 };
 
 /* One thread's working memory. */
@@ -102,8 +101,8 @@ struct cpu_scratch {
     float sums[ATTN_Q_ROWS * ATTN_Q_HEADS * 16]; /* 16 partial sums of e^score a row */
     float maxima[ATTN_Q_ROWS * ATTN_Q_HEADS];
     struct cpu_gdn_scratch gdn;
-    /* Of the first thread's scratch, shared by all: DECODE_BLOCK rows' sums over groups of 32 columns and their limbs, those of
-     * SPLIT_ROWS for VNNI. For AMX, SPLIT_ROWS rows as three bfloat16 parts and sums, in the order of kern_cpu_amx. */
+    /* Of the first thread's scratch, shared by all: DECODE_BLOCK rows' sums over groups of 32 columns; the limbs of as many, for
+     * VNNI of SPLIT_ROWS. For AMX, SPLIT_ROWS rows as three bfloat16 parts and sums, in the order of kern_cpu_amx. */
     float *group_sums;
     struct limb_group *limbs;
     uint16_t *split;

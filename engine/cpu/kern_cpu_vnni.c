@@ -1,24 +1,78 @@
 /* kern_cpu_vnni: linear layers of coded weights by integer products of four (AVX-512 VNNI); everything else is AVX-512's.
  *
- * Codes meet activations as bytes (kern_cpu_limbs.h): 32 columns of 16 outputs take 8 instructions a limb where float32 takes
- * 32 and as many to widen the codes. One row then runs at the memory's speed, and many rows take 28 instructions of the
- * multipliers in all where float32 takes 32. A row has the same bits in PREFILL as in DECODE. */
-#include "kern_cpu_limbs.h"
+ * Activations become whole numbers, which meet codes without rounding. A group of 32 is x = quantum * q: the quantum is a power of
+ * two and q a whole number, the largest of the group between 0x3fbfc0 and 0x7f7f7f, so that rounding to it errs by less than
+ * 2^-22.99 of the largest, and 0, 1 or any value of few bits comes through unchanged. q is three signed bytes, the limbs: q = 2^16
+ * q0 + 2^8 q1 + q2. Limbs are multiplied with codes of up to 8 bits and summed as integers; what is rounded are these, of the sums
+ * c_i of code * q_i over a group:
+ *   s = (2^8 (2^8 c0 + c1) + c2) quantum;  acc = scale * s + acc;  acc = min * sum(x) + acc
+ * So a row has the same bits in PREFILL as in DECODE, whatever rows are beside it.
+ *
+ * 32 columns of 16 outputs take 8 instructions a limb where float32 takes 32 and as many to widen the codes: one row runs at the
+ * memory's speed. Many rows take 28 instructions of the multipliers in all where float32 takes 32. */
+#include "kern_cpu_coded.h"
 
 #include <string.h>
 
 enum {
     PREFETCH_BYTES = 4096,
-    FEW_ROWS = 2 /* so many are worked on one by one where more share work */
+    LIMB_ROWS = 4, /* rows that share what it takes to unpack a panel */
+    FEW_ROWS = 2   /* so many are split one by one */
 };
 
+struct limb_call {
+    const struct cpu_part *part;
+    const struct limb_group
+        *x; /* [rows / LIMB_ROWS][groups][LIMB_ROWS]; what lies past the last row is computed and thrown away */
+    int rows, groups;
+    float *y; /* the first output of the weight */
+    size_t ldy;
+};
+
+/* The four rows from `row` on, a multiple of LIMB_ROWS. */
+static const struct limb_group *rows_at(const struct limb_call *c, int row) { return c->x + (size_t)row * (size_t)c->groups; }
+
 /* ---- panels ---- */
+
+/* Eight columns of 16 outputs as two vectors of quads, in the order of struct limb_group. */
+CODED_INLINE void limb_quads(struct coded_kind kind, const uint8_t *codes, int column, __m512i quads[2])
+{
+    if (kind.codes == CODES_4) {
+        const __m512i words = _mm512_loadu_si512(codes + column * (PANEL_ROWS / 2)), nibble = _mm512_set1_epi8(15);
+        quads[0] = _mm512_and_si512(words, nibble);
+        quads[1] = _mm512_and_si512(_mm512_srli_epi32(words, 4), nibble);
+        return;
+    }
+#define QUAD(column, out)                                                                                                      \
+    (column) * 16 + (out), ((column) + 2) * 16 + (out), ((column) + 4) * 16 + (out), ((column) + 6) * 16 + (out)
+#define QUADS(column)                                                                                                          \
+    QUAD(column, 0), QUAD(column, 1), QUAD(column, 2), QUAD(column, 3), QUAD(column, 4), QUAD(column, 5), QUAD(column, 6),     \
+        QUAD(column, 7), QUAD(column, 8), QUAD(column, 9), QUAD(column, 10), QUAD(column, 11), QUAD(column, 12),               \
+        QUAD(column, 13), QUAD(column, 14), QUAD(column, 15)
+    static const uint8_t even[64] = {QUADS(0)}, odd[64] = {QUADS(1)};
+#undef QUADS
+#undef QUAD
+    const uint8_t *at = codes + column * PANEL_ROWS;
+    const __m512i low = _mm512_loadu_si512(at), high = _mm512_loadu_si512(at + 64);
+    quads[0] = _mm512_permutex2var_epi8(low, _mm512_loadu_si512(even), high);
+    quads[1] = _mm512_permutex2var_epi8(low, _mm512_loadu_si512(odd), high);
+}
+
+/* acc with one group added, from the sums of its limbs. */
+CODED_INLINE __m512 limb_add(struct coded_kind kind, __m512 acc, __m512i c0, __m512i c1, __m512i c2, const struct limb_group *x,
+                             __m512 scale, __m512 min)
+{
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(c0, 8), c1));
+    const __m512 whole = _mm512_fmadd_ps(high, _mm512_set1_ps(256), _mm512_cvtepi32_ps(c2));
+    acc = _mm512_fmadd_ps(scale, _mm512_mul_ps(whole, _mm512_set1_ps(x->quantum)), acc);
+    return kind.mins ? _mm512_fmadd_ps(min, _mm512_set1_ps(x->sum), acc) : acc;
+}
 
 /* c[row][limb] = products of one group, of even and odd columns in sums of their own where there are registers for them: a sum
  * takes five cycles. The instruction wants unsigned codes: signed ones get 128 more, and the bias starts the sums that much
  * lower. rows is a constant. */
-LIMB_INLINE void multiply_group(struct limb_kind kind, int rows, const uint8_t *codes, const struct limb_group *x,
-                                __m512i c[][LIMBS])
+CODED_INLINE void multiply_group(struct coded_kind kind, int rows, const uint8_t *codes, const struct limb_group *x,
+                                 __m512i c[][LIMBS])
 {
     const int sums = rows <= 2 ? 2 : 1;
     __m512i half[LIMB_ROWS][LIMBS][2];
@@ -30,7 +84,7 @@ LIMB_INLINE void multiply_group(struct limb_kind kind, int rows, const uint8_t *
             half[r][i][1] = _mm512_setzero_si512();
         }
 #pragma GCC unroll 4
-    for (int k = 0; k < LIMB_GROUP; k += 8) {
+    for (int k = 0; k < CODED_GROUP; k += 8) {
         __m512i quads[2];
         limb_quads(kind, codes, k, quads);
 #pragma GCC unroll 2
@@ -53,19 +107,19 @@ LIMB_INLINE void multiply_group(struct limb_kind kind, int rows, const uint8_t *
         for (int i = 0; i < LIMBS; i++) c[r][i] = sums == 2 ? _mm512_add_epi32(half[r][i][0], half[r][i][1]) : half[r][i][0];
 }
 
-LIMB_INLINE void panel_rows(struct limb_kind kind, int rows, const struct limb_call *call, const uint8_t *panel,
-                            const struct limb_group *x, __m512 out[LIMB_ROWS])
+CODED_INLINE void panel_rows(struct coded_kind kind, int rows, const struct limb_call *call, const uint8_t *panel,
+                             const struct limb_group *x, __m512 out[LIMB_ROWS])
 {
     const struct cpu_part *part = call->part;
-    const int wide = limb_wide(kind, part), groups = call->groups;
+    const int wide = coded_wide(kind, part), groups = call->groups;
     const size_t step = part->group_bytes >> wide;
     __m512 acc[LIMB_ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
     for (int g = 0; g < groups; g++, x += LIMB_ROWS) {
-        const uint8_t *scales = limb_scales_at(part, wide, panel, g), *codes = limb_codes_at(kind, part, wide, panel, g);
+        const uint8_t *scales = coded_scales_at(part, wide, panel, g), *codes = coded_codes_at(kind, part, wide, panel, g);
         for (size_t line = 0; line < step; line += 64) __builtin_prefetch(codes + PREFETCH_BYTES + line, 0, 3);
-        const __m512 scale = limb_scale(kind, scales), min = limb_min(kind, scales);
+        const __m512 scale = coded_scale(kind, scales), min = coded_min(kind, scales);
         __m512i c[LIMB_ROWS][LIMBS];
         multiply_group(kind, rows, codes, x, c);
 #pragma GCC unroll 4
@@ -81,7 +135,7 @@ typedef void panel_fn(const struct limb_call *call, const uint8_t *panel, const 
     static void name##_##rows(const struct limb_call *call, const uint8_t *panel, const struct limb_group *x,                  \
                               __m512 acc[LIMB_ROWS])                                                                           \
     {                                                                                                                          \
-        panel_rows((struct limb_kind){__VA_ARGS__}, rows, call, panel, x, acc);                                                \
+        panel_rows((struct coded_kind){__VA_ARGS__}, rows, call, panel, x, acc);                                               \
     }
 #define PANEL_FNS(name, ...)                                                                                                   \
     PANEL_FN(name, 1, __VA_ARGS__)                                                                                             \
@@ -90,27 +144,28 @@ typedef void panel_fn(const struct limb_call *call, const uint8_t *panel, const 
     PANEL_FN(name, 4, __VA_ARGS__)
 #define PANEL_ENTRIES(name, ...) {name##_1, name##_2, name##_3, name##_4},
 
-LIMB_KINDS(PANEL_FNS)
+CODED_KINDS(PANEL_FNS)
 
-void kern_cpu_limb_panels_vnni(const struct limb_call *call, int first, int end)
+/* y of panels first .. end - 1 of the part. */
+static void run_panels(const struct limb_call *call, int first, int end)
 {
-    static panel_fn *const kernels[][LIMB_ROWS] = {LIMB_KINDS(PANEL_ENTRIES)};
+    static panel_fn *const kernels[][LIMB_ROWS] = {CODED_KINDS(PANEL_ENTRIES)};
     const struct cpu_part *p = call->part;
-    panel_fn *const *kernel = kernels[limb_kind_index(p)];
+    panel_fn *const *kernel = kernels[coded_kind_index(p)];
     for (int panel = first; panel < end; panel++)
         for (int r = 0, n; r < call->rows; r += n) {
             __m512 acc[LIMB_ROWS];
             n = call->rows - r < LIMB_ROWS ? call->rows - r : LIMB_ROWS;
-            kernel[n - 1](call, p->bytes + (size_t)panel * p->panel_bytes, kern_cpu_limbs_at(call, r, 0), acc);
+            kernel[n - 1](call, p->bytes + (size_t)panel * p->panel_bytes, rows_at(call, r), acc);
             float *y = call->y + (size_t)r * call->ldy + p->y_first + panel * PANEL_ROWS;
-            for (int i = 0; i < n; i++) _mm512_mask_storeu_ps(y + (size_t)i * call->ldy, limb_outs(p, panel), acc[i]);
+            for (int i = 0; i < n; i++) _mm512_mask_storeu_ps(y + (size_t)i * call->ldy, coded_outs(p, panel), acc[i]);
         }
 }
 
 /* ---- activations ---- */
 
 /* Lane i of each quarter of turned[0 .. 3] is v[i]'s. */
-LIMB_INLINE void turn(const __m512i v[LIMB_ROWS], __m512i turned[LIMB_ROWS])
+CODED_INLINE void turn(const __m512i v[LIMB_ROWS], __m512i turned[LIMB_ROWS])
 {
     const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
     const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
@@ -121,7 +176,7 @@ LIMB_INLINE void turn(const __m512i v[LIMB_ROWS], __m512i turned[LIMB_ROWS])
 }
 
 /* Lane i: the largest of v[i]. */
-LIMB_INLINE __m128i largest_of_each(const __m512i v[LIMB_ROWS])
+CODED_INLINE __m128i largest_of_each(const __m512i v[LIMB_ROWS])
 {
     __m512i t[LIMB_ROWS];
     turn(v, t);
@@ -131,7 +186,7 @@ LIMB_INLINE __m128i largest_of_each(const __m512i v[LIMB_ROWS])
 }
 
 /* Lane i: the sums over the lower and over the upper half of v[i]. */
-LIMB_INLINE void sums_of_each(const __m512i v[LIMB_ROWS], __m128i *lower, __m128i *upper)
+CODED_INLINE void sums_of_each(const __m512i v[LIMB_ROWS], __m128i *lower, __m128i *upper)
 {
     __m512i t[LIMB_ROWS];
     turn(v, t);
@@ -143,7 +198,7 @@ LIMB_INLINE void sums_of_each(const __m512i v[LIMB_ROWS], __m128i *lower, __m128
 
 /* Bytes 0, 1 and 2 of the words of 32 columns become limbs, quad after quad. The first two limbs' sums of quads are the halves
  * of sums[0], the third's the lower half of sums[1]. */
-LIMB_INLINE void store_limbs(__m512i low, __m512i high, struct limb_group *to, __m512i sums[2])
+CODED_INLINE void store_limbs(__m512i low, __m512i high, struct limb_group *to, __m512i sums[2])
 {
 #define QUAD(column, byte)                                                                                                     \
     (column) * 4 + (byte), ((column) + 2) * 4 + (byte), ((column) + 4) * 4 + (byte), ((column) + 6) * 4 + (byte)
@@ -165,7 +220,7 @@ static int least(int a, int b) { return a < b ? a : b; }
 
 /* Four groups at once, because what one needs across its lanes takes as long: x, x + x_step, .. become to[0], to[to_step], ..
  * Only n exist, and the last of them stands for the rest. */
-LIMB_INLINE void split_four(const float *x, size_t x_step, struct limb_group *to, size_t to_step, int n)
+CODED_INLINE void split_four(const float *x, size_t x_step, struct limb_group *to, size_t to_step, int n)
 {
     /* Of the largest magnitude, 24 bits of significand less one: q. Three signed bytes reach 0x7f7f7f; where q would round to
      * more, from these fractions on, the exponent is one more. Quanta below 2^-126 do not exist. */
@@ -228,12 +283,12 @@ LIMB_INLINE void split_four(const float *x, size_t x_step, struct limb_group *to
 /* In the order of struct limb_call; up to three groups more are written. */
 static void split_rows(const float *x, int rows, int cols, struct limb_group *to, int threads)
 {
-    const int groups = cols / LIMB_GROUP, blocks = (rows + LIMB_ROWS - 1) / LIMB_ROWS;
+    const int groups = cols / CODED_GROUP, blocks = (rows + LIMB_ROWS - 1) / LIMB_ROWS;
     if (rows <= FEW_ROWS) {
         for (int r = 0; r < rows; r++)
             for (int g = 0; g < groups; g += LIMB_ROWS)
-                split_four(x + (size_t)r * (size_t)cols + g * LIMB_GROUP, LIMB_GROUP, to + (size_t)g * LIMB_ROWS + r, LIMB_ROWS,
-                           groups - g);
+                split_four(x + (size_t)r * (size_t)cols + g * CODED_GROUP, CODED_GROUP, to + (size_t)g * LIMB_ROWS + r,
+                           LIMB_ROWS, groups - g);
         return;
     }
 #if defined(_OPENMP)
@@ -243,47 +298,44 @@ static void split_rows(const float *x, int rows, int cols, struct limb_group *to
         const float *from = x + (size_t)block * LIMB_ROWS * (size_t)cols;
         struct limb_group *at = to + (size_t)block * LIMB_ROWS * (size_t)groups;
         for (int g = 0; g < groups; g++)
-            split_four(from + g * LIMB_GROUP, (size_t)cols, at + (size_t)g * LIMB_ROWS, 1, rows - block * LIMB_ROWS);
+            split_four(from + g * CODED_GROUP, (size_t)cols, at + (size_t)g * LIMB_ROWS, 1, rows - block * LIMB_ROWS);
     }
     (void)threads;
 }
 
 /* ---- the operation ---- */
 
-bool kern_cpu_limbs_fit(const struct kern_weight *w, int i)
-{
-    const struct cpu_part *p = &w->parts[i];
-    if (w->cols % LIMB_GROUP) return false;
-    return p->codes == CODES_4 || (p->codes == CODES_8 && (p->group == 32 || p->group == 64 || p->group == 128));
-}
-
-static void run_part(const struct limb_call *call, int threads, limb_panels *run)
+static void run_part(const struct limb_call *call, int threads)
 {
     const int64_t panels = call->part->panels;
 #if defined(_OPENMP)
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
 #endif
-    for (int t = 0; t < threads; t++) run(call, (int)(panels * t / threads), (int)(panels * (t + 1) / threads));
+    for (int t = 0; t < threads; t++) run_panels(call, (int)(panels * t / threads), (int)(panels * (t + 1) / threads));
 }
 
-void kern_cpu_limbs_linear(struct limb_linear how, const struct kern_weight *w, const float *x, int rows, float *y,
-                           struct cpu_scratch *scratch, int threads)
+typedef void linear_fn(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
+                       int threads);
+
+/* Rows are split `block` at a time, for which scratch->limbs has room. Parts that are not coded go to `others`. */
+static void linear(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch, int threads,
+                   int block, linear_fn *others)
 {
-    for (int first = 0; first < rows; first += how.block) {
-        const int n = least(rows - first, how.block);
+    for (int first = 0; first < rows; first += block) {
+        const int n = least(rows - first, block);
         const float *xs = x + (size_t)first * (size_t)w->cols;
         float *ys = y + (size_t)first * (size_t)w->rows;
         bool split = false;
         for (int i = 0; i < w->n_parts; i++) {
-            const struct kern_weight alone = kern_cpu_one_part(w, i);
-            if (!kern_cpu_limbs_fit(w, i)) {
-                how.others(&alone, xs, n, ys, scratch, threads);
+            if (!coded_fits(w, i)) {
+                const struct kern_weight alone = coded_one_part(w, i);
+                others(&alone, xs, n, ys, scratch, threads);
                 continue;
             }
             if (!split) split_rows(xs, n, w->cols, scratch->limbs, threads);
             split = true;
-            const struct limb_call call = {alone.parts, scratch->limbs, n, w->cols / LIMB_GROUP, ys, (size_t)w->rows};
-            run_part(&call, threads, n <= FEW_ROWS ? kern_cpu_limb_panels_vnni : how.many);
+            const struct limb_call call = {&w->parts[i], scratch->limbs, n, w->cols / CODED_GROUP, ys, (size_t)w->rows};
+            run_part(&call, threads);
         }
     }
 }
@@ -291,15 +343,13 @@ void kern_cpu_limbs_linear(struct limb_linear how, const struct kern_weight *w, 
 static void linear_decode(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
                           int threads)
 {
-    const struct limb_linear how = {DECODE_BLOCK, kern_cpu_limb_panels_vnni, kern_cpu_linear_avx512.decode};
-    kern_cpu_limbs_linear(how, w, x, rows, y, scratch, threads);
+    linear(w, x, rows, y, scratch, threads, DECODE_BLOCK, kern_cpu_linear_avx512.decode);
 }
 
 static void linear_prefill(const struct kern_weight *w, const float *x, int rows, float *y, struct cpu_scratch *scratch,
                            int threads)
 {
-    const struct limb_linear how = {SPLIT_ROWS, kern_cpu_limb_panels_vnni, kern_cpu_linear_avx512.prefill};
-    kern_cpu_limbs_linear(how, w, x, rows, y, scratch, threads);
+    linear(w, x, rows, y, scratch, threads, SPLIT_ROWS, kern_cpu_linear_avx512.prefill);
 }
 
 const struct cpu_linear_ops kern_cpu_linear_vnni = {linear_decode, linear_prefill};

@@ -1,6 +1,6 @@
-/* Products of whole numbers (kern_cpu_limbs.h): PREFILL and DECODE of VNNI and DECODE of AMX give the same bits, and what
- * rounding activations to 24 bits of their group's largest may cost is bounded, measured against FP64 where it hurts most: one
- * large value among small ones. What holds for every instruction set is in test_kern_linear. */
+/* VNNI's products of whole numbers (kern_cpu_vnni.c): PREFILL and DECODE give the same bits, and what rounding activations to 24
+ * bits of their group's largest may cost is bounded, measured against FP64 where it hurts most: one large value among small
+ * ones. What holds for every instruction set is in test_kern_linear. */
 #include "kern_fixture.h"
 
 #include <math.h>
@@ -50,16 +50,18 @@ static struct kern_weight *load(struct kern *k, const struct matrix *m, enum ker
     return w;
 }
 
-static bool machine_lacks(const char *isa)
+static void skip_without_vnni(void)
 {
-    if (kern_cpu_numerics(isa)) return false;
-    print_message("this machine has no %s\n", isa);
-    return true;
+    if (kern_cpu_numerics("vnni")) return;
+    print_message("this machine has no VNNI\n");
+    skip();
 }
 
-/* Rows of any number have the bits that they have alone in VNNI's DECODE. */
-static void check_same_bits(const char *isa, enum kern_provenance provenance)
+/* Rows of any number have the bits that each has alone. */
+static void test_same_bits(void **state)
 {
+    (void)state;
+    skip_without_vnni();
     static const struct {
         enum quant_format format;
         enum kern_weights how;
@@ -71,44 +73,32 @@ static void check_same_bits(const char *isa, enum kern_provenance provenance)
     static const int counts[] = {1, 2, 3, 4, 5, 6, 11, 16, 21, 35, 128, 131, 262};
     enum { N_COUNTS = sizeof counts / sizeof *counts };
     const int most = counts[N_COUNTS - 1];
-    struct kern *vnni = open_isa("vnni", 1), *other = open_isa(isa, 2);
+    struct kern *one = open_isa("vnni", 1), *two = open_isa("vnni", 2);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct matrix m = matrix_new(cases[i].format, cases[i].rows, cases[i].cols, 3 + i);
-        struct kern_weight *a = load(vnni, &m, cases[i].how), *b = load(other, &m, cases[i].how);
+        struct kern_weight *a = load(one, &m, cases[i].how), *b = load(two, &m, cases[i].how);
         const size_t outs = (size_t)m.rows, n_want = (size_t)most * outs;
         float *x = random_new((size_t)(most * m.cols), 9), *want = guarded_new(n_want);
-        for (int r = 0; r < most; r++) call_linear(vnni, a, KERN_DECODE, x + r * m.cols, 1, want + (size_t)r * outs);
+        for (int r = 0; r < most; r++) call_linear(one, a, KERN_DECODE, x + r * m.cols, 1, want + (size_t)r * outs);
         for (size_t c = 0; c < N_COUNTS; c++) {
             const size_t n = (size_t)counts[c] * outs;
             float *got = guarded_new(n);
-            call_linear(other, b, provenance, x, counts[c], got);
+            call_linear(one, a, KERN_PREFILL, x, counts[c], got);
+            assert_bits(got, want, n, quant_name(m.format));
+            call_linear(two, b, KERN_PREFILL, x, counts[c], got);
+            assert_bits(got, want, n, quant_name(m.format));
+            call_linear(two, b, KERN_DECODE, x, counts[c], got);
             assert_bits(got, want, n, quant_name(m.format));
             guarded_free(got, n);
         }
         guarded_free(want, n_want);
-        vnni->weight_free(vnni, a);
-        other->weight_free(other, b);
+        one->weight_free(one, a);
+        two->weight_free(two, b);
         free(x);
         free(m.bytes);
     }
-    vnni->close(vnni);
-    other->close(other);
-}
-
-static void test_prefill_bits(void **state)
-{
-    (void)state;
-    if (machine_lacks("vnni")) skip();
-    check_same_bits("vnni", KERN_PREFILL);
-}
-
-static void test_decode_bits(void **state)
-{
-    (void)state;
-    if (machine_lacks("vnni")) skip();
-    check_same_bits("vnni", KERN_DECODE);
-    if (machine_lacks("amx")) skip();
-    check_same_bits("amx", KERN_DECODE);
+    one->close(one);
+    two->close(two);
 }
 
 /* y of one row within what float32 sums of groups may cost, and rounding to quanta: errors of random sign, evenly spread over
@@ -142,10 +132,12 @@ static void check_row(const struct kern *k, const struct matrix *m, const float 
 }
 
 /* Small magnitudes beside one that is a thousand times as large: quanta decide the error. */
-static void check_spread(const char *isa)
+static void test_spread(void **state)
 {
+    (void)state;
+    skip_without_vnni();
     enum { ROWS = 6, OUTS = 48, COLS = 320 };
-    struct kern *k = open_isa(isa, 1);
+    struct kern *k = open_isa("vnni", 1);
     const struct matrix m = matrix_new(QUANT_Q8_0, OUTS, COLS, 21);
     enum { BLOCK_BYTES = 34, COLUMN = 7 };
     for (int i = 2 + COLUMN; i < OUTS * (COLS / GROUP) * BLOCK_BYTES; i += BLOCK_BYTES) m.bytes[i] = 0;
@@ -167,10 +159,12 @@ static void check_spread(const char *isa)
 }
 
 /* Activations that are no numbers make no number of any output; the smallest ones, which have no quantum, come out as zero. */
-static void check_extremes(const char *isa)
+static void test_extremes(void **state)
 {
+    (void)state;
+    skip_without_vnni();
     enum { ROWS = 6, OUTS = 20, COLS = 64 };
-    struct kern *k = open_isa(isa, 1);
+    struct kern *k = open_isa("vnni", 1);
     const struct matrix m = matrix_new(QUANT_Q4_1, OUTS, COLS, 31);
     struct kern_weight *w = load(k, &m, KERN_WEIGHTS_NATIVE);
     float *x = random_new(ROWS * COLS, 32), *y = guarded_new(ROWS * OUTS);
@@ -189,29 +183,10 @@ static void check_extremes(const char *isa)
     free(m.bytes);
 }
 
-static void on_both(void (*check)(const char *isa))
-{
-    if (!machine_lacks("vnni")) check("vnni");
-    if (!machine_lacks("amx")) check("amx");
-}
-
-static void test_spread(void **state)
-{
-    (void)state;
-    on_both(check_spread);
-}
-
-static void test_extremes(void **state)
-{
-    (void)state;
-    on_both(check_extremes);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefill_bits),
-        cmocka_unit_test(test_decode_bits),
+        cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_spread),
         cmocka_unit_test(test_extremes),
     };
