@@ -1,13 +1,9 @@
 /* kern_cpu_coded: panels of codes (kern_cpu_impl.h) as VNNI's and AMX's kernels read them, a group of 32 columns at a time;
- * private to engine/cpu. For translation units that have AVX-512 with VBMI. */
+ * private to engine/cpu. */
 #ifndef TANDEM_KERN_CPU_CODED_H
 #define TANDEM_KERN_CPU_CODED_H
 
 #include "kern_cpu_impl.h"
-
-#include <immintrin.h>
-
-#define CODED_INLINE static inline __attribute__((always_inline))
 
 /* Whether these kernels are made for part i's codes and groups. */
 static inline bool coded_fits(const struct kern_weight *w, int i)
@@ -25,6 +21,11 @@ static inline struct kern_weight coded_one_part(const struct kern_weight *w, int
     alone.parts = &w->parts[i];
     return alone;
 }
+
+#if defined(__AVX512VBMI__) /* for translation units that have AVX-512 */
+#include <immintrin.h>
+
+#define CODED_INLINE static inline __attribute__((always_inline))
 
 /* What the compiler must know of a part to make a lean kernel; always a constant. */
 struct coded_kind {
@@ -83,5 +84,6 @@ CODED_INLINE __mmask16 coded_outs(const struct cpu_part *p, int panel)
     const int n = p->rows - panel * PANEL_ROWS;
     return (__mmask16)(n >= PANEL_ROWS ? 0xffff : n > 0 ? (1u << n) - 1 : 0);
 }
+#endif
 
 #endif
