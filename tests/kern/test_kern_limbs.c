@@ -82,14 +82,13 @@ static void test_same_bits(void **state)
         for (int r = 0; r < most; r++) call_linear(one, a, KERN_DECODE, x + r * m.cols, 1, want + (size_t)r * outs);
         for (size_t c = 0; c < N_COUNTS; c++) {
             const size_t n = (size_t)counts[c] * outs;
-            float *got = guarded_new(n);
-            call_linear(one, a, KERN_PREFILL, x, counts[c], got);
-            assert_bits(got, want, n, quant_name(m.format));
-            call_linear(two, b, KERN_PREFILL, x, counts[c], got);
-            assert_bits(got, want, n, quant_name(m.format));
-            call_linear(two, b, KERN_DECODE, x, counts[c], got);
-            assert_bits(got, want, n, quant_name(m.format));
-            guarded_free(got, n);
+            for (int way = 0; way < 4; way++) {
+                const enum kern_provenance provenance = way % 2 ? KERN_PREFILL : KERN_DECODE;
+                float *got = guarded_new(n);
+                call_linear(way < 2 ? one : two, way < 2 ? a : b, provenance, x, counts[c], got);
+                assert_bits(got, want, n, quant_name(m.format));
+                guarded_free(got, n);
+            }
         }
         guarded_free(want, n_want);
         one->weight_free(one, a);
